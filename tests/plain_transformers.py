@@ -11,8 +11,8 @@ from toque.models.loading.card_usage import with_usage
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.models.loading.provenance import Provenance
-from toque.workflows.model_record import model_files
-from toque.workflows.prompts import example_prompt
+from toque.workflows.trained_model.model_codec import model_files
+from toque.workflows.trained_model.prompt_format import example_prompt
 
 PROMPTS = [
     f"Generate recipe for: {dish} using ingredients: {foods}"

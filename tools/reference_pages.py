@@ -187,7 +187,7 @@ def agents_page(app: App, names: dict[str, Any], docs: Path) -> str:
     """Return the page for coding agents: commands, files and errors, from their sources."""
     commands = []
     for command in (name for name in app if not name.startswith("-")):
-        arguments = app[command].assemble_argument_collection()
+        arguments = _arguments(app[command])
         used = " ".join([command, *filter(None, map(_usage, arguments))])
         commands.append(f"| `{_inline(used)}` | {_inline(_summary(app[command]))} |")
     raised: dict[str, list[str]] = {}
@@ -272,18 +272,24 @@ def _summary(command: App) -> str:
     return inspect.cleandoc(command.help).splitlines()[0]
 
 
+def _arguments(command: App) -> list[Argument]:
+    """Return the arguments of a command, with the help from docstrings.
+
+    Leave out the parameter of a dataclass, whose fields are arguments themselves.
+    """
+    arguments = command.assemble_argument_collection(parse_docstring=True)
+    return [argument for argument in arguments if argument.names != ("*",)]
+
+
 def _command(command: App, name: str) -> str:
-    arguments = list(command.assemble_argument_collection())
+    arguments = _arguments(command)
     used = " ".join(filter(None, (_usage(argument) for argument in arguments)))
-    help_of = dict(
-        _items(_sections(inspect.getdoc(command.default_command) or "").get("Args", ""))
-    )
     text = _sections(inspect.cleandoc(command.help))[""]
     lines = [f"## toque {name}", "", text.strip(), ""]
     lines += ["```text", f"toque {name} {used}".rstrip(), "```", ""]
     if arguments:
         lines += ["| argument | default | |", "|---|---|---|"]
-        lines += [_row(argument, help_of) for argument in arguments]
+        lines += [_row(argument) for argument in arguments]
         lines.append("")
     return "\n".join(lines)
 
@@ -310,12 +316,12 @@ def _usage(argument: Argument) -> str:
     return spelt if argument.required else f"[{spelt}]"
 
 
-def _row(argument: Argument, help_of: dict[str, str]) -> str:
+def _row(argument: Argument) -> str:
     default = argument.field_info.default
     unsaid = default is inspect.Parameter.empty or default is None or default is False
     shown = "" if unsaid else f"`{default}`"
     shown = "required" if argument.required else shown
-    text = help_of[argument.field_info.name]
+    text = argument.parameter.help or ""
     return f"| `{argument.names[0]}` | {shown} | {_inline(text)} |"
 
 

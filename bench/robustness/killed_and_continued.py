@@ -83,7 +83,7 @@ def wait_for(process: subprocess.Popen[bytes], run: Path) -> None:
 
 def kill(process: subprocess.Popen[bytes], run: Path, *, after: int) -> tuple[int, int]:
     """Kill the run after a save and `after` updates. Return the last and the last saved step."""
-    from toque.workflows.diagnosis.drill import newest_step, steps_done
+    from toque.workflows.diagnosis.run_facts import newest_step, steps_done
 
     while process.poll() is None and not (steps_done(run) > after and newest_step(run)):
         time.sleep(0.02)
@@ -102,7 +102,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
     if a.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from toque.runs.history import METRICS, read_metrics
-    from toque.workflows.diagnosis.drill import facts_of, find_differences
+    from toque.workflows.diagnosis.run_facts import facts_of, find_differences
 
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="killed-") as name:

@@ -32,7 +32,9 @@ import harness
 import peers
 
 from toque.storage.atomic import sha256_of
-from toque.workflows.diagnosis.drill import Kills, Session, facts_of, kill_and_continue
+from toque.workflows.diagnosis.kills import Kills, kill_and_continue
+from toque.workflows.diagnosis.run_facts import facts_of
+from toque.workflows.diagnosis.training_session import Session
 
 SAVE_EVERY = 3
 SHAPE = (

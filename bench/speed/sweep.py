@@ -232,7 +232,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     import torch
     from updates import batch_of
 
-    from toque.models.flops import flops_per_token, parameter_counts, products_of
+    from toque.models.flops import flops_by_shape, flops_per_token, parameter_counts
     from toque.runs.peak import peak_of
     from toque.training.runtime import Runtime
 
@@ -262,7 +262,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
         source_context=a.source / a.examples,
     )
     peak_flops = peak_of(
-        runtime.device, runtime.dtype, products_of(model, source_share=share)
+        runtime.device, runtime.dtype, flops_by_shape(model, source_share=share)
     )
     speed = batch.n_tokens / statistics.median(seconds[a.warmup :])
     counts = parameter_counts(model)

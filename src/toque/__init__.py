@@ -1,9 +1,9 @@
 """Toque trains language models that write recipes, and any other text.
 
-Each function is the command of the same name (docs/guides/python.md). Functions print nothing. A
-`reporter` receives the output of the command, and `ConsoleReporter()` prints it. Importing this
-package is fast: names are imported at their first use, and torch by the first function that needs
-it.
+Each function does the same as the command with its name (docs/guides/python.md). Functions print
+nothing. A `reporter` receives the output of the command, and `ConsoleReporter()` prints it. The
+package imports fast: each name is imported at its first use, and torch by the first function that
+needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from toque.hardware.thread_waits import bound_spinning
 from toque.version import __version__
 
-bound_spinning()  # before torch is loaded, which reads it once
+bound_spinning()  # torch reads this setting only once, when it is loaded
 
 if TYPE_CHECKING:
     from toque.api import train
@@ -75,7 +75,9 @@ _HOME = {
     "Reporter": "toque.reporter",
     "RunConfig": "toque.config",
     **dict.fromkeys(("Answer", "TrainedRun", "Written"), "toque.workflows.results"),
-    **{one: f"toque.workflows.diagnosis.{one}" for one in ("check", "doctor", "drill")},
+    "check": "toque.workflows.diagnosis.check",
+    "doctor": "toque.workflows.diagnosis.doctor",
+    "drill": "toque.workflows.diagnosis.drill",
     **dict.fromkeys(("classify", "generate"), "toque.workflows.inference.generate"),
     **dict.fromkeys(("compare", "verify"), "toque.workflows.report"),
     "init": "toque.workflows.first_config.init",
@@ -83,16 +85,16 @@ _HOME = {
     "score": "toque.workflows.evaluate",
     "train": "toque.api",
     **dict.fromkeys(("serve", "watch"), "toque.workflows.inference.serve"),
-}  # modules of public names; other names are in the workflow module of the same name
+}
+"""Modules of public names. Other names are in the workflow module of the same name."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use."""
     if name not in __all__:
         raise AttributeError(f"module 'toque' has no attribute {name!r}")
-    return getattr(
-        importlib.import_module(_HOME.get(name, f"toque.workflows.{name}")), name
-    )
+    module = importlib.import_module(_HOME.get(name, f"toque.workflows.{name}"))
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

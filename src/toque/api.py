@@ -17,7 +17,7 @@ from toque.workflows.prepared_store import refuse_unprepared
 from toque.workflows.results import Model, TrainedRun
 
 _ONE_AT_A_TIME: Final = threading.RLock()
-"""Lock of training, because torch's random numbers and settings belong to the process."""
+"""Lock for training, because torch's random state and settings belong to the process."""
 
 
 def train(
@@ -47,11 +47,11 @@ def train(
         start: A run or checkpoint with the first weights of a new run.
         resume: An older checkpoint of the run to continue from, e.g. "step-00000200". Newer
             checkpoints are set aside. Nothing is deleted.
-        callbacks: Callbacks in addition to observe.callbacks.
+        callbacks: Callbacks in addition to the classes in observe.callbacks.
         upload: Download from checkpoint.upload and copy to it, if it is set.
         prepare: Prepare the store if it is missing. Otherwise a missing store is an error.
         trust_code: Import the metrics and callbacks of a run's own config.yaml.
-        reporter: Receiver of messages and progress.
+        reporter: Receives messages and progress.
 
     Raises:
         ConfigError: The configuration is invalid.
@@ -81,7 +81,7 @@ def train(
         elif any(rows is not None for rows in (data, validation, columns)):
             raise ConfigError(
                 f"{argument('prepare=False')} does not store rows, but training reads rows from a "
-                "store. Leave it out."
+                f"store. Leave {argument('prepare')} out."
             )
         else:
             refuse_unprepared(settings)
@@ -89,18 +89,18 @@ def train(
         from toque.training.stopping import CommandClock
         from toque.workflows.train import train as workflow
 
+        # A Path is not a name, so the run refuses it with a message about the name.
+        step_name = None if resume is None else str(resume)
         with torch_as_before():
             run = workflow(
                 with_origins(settings),
                 start=start,
-                resume=None
-                if resume is None
-                else str(resume),  # a Path is refused by name
+                resume=step_name,
                 callbacks=callbacks,
                 upload=upload,
                 prepare=prepare,
                 clock=CommandClock(began=began),
                 reporter=reporter,
             )
-        # The program may change its folder.
+        # The program may change its working directory afterwards.
         return replace(run, folder=run.folder.absolute())

@@ -15,14 +15,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-IGNORE = -100  # label of a position without loss
+IGNORE = -100
+"""Label of a position without loss, as in torch's cross entropy."""
 
 
 @dataclass(frozen=True)
 class _Rows:
     labels: Tensor
     example_ids: tuple[tuple[int, ...], ...]
-    """Store rows of the examples in each row, in order. Replay and error messages need them."""
+    """Store rows of the examples in each row, in order, for replay and error messages."""
     labelled: tuple[int, ...] | None = field(default=None, kw_only=True)
     """Tokens with loss in each row, if counted on the CPU. Counting on a GPU would wait for it."""
 
@@ -34,11 +35,9 @@ class _Rows:
     @property
     def n_targets(self) -> int:
         """Number of tokens with loss."""
-        return (
-            int((self.labels != IGNORE).sum())
-            if self.labelled is None
-            else sum(self.labelled)
-        )
+        if self.labelled is not None:
+            return sum(self.labelled)
+        return int((self.labels != IGNORE).sum())
 
     def split(self, micro_batch_rows: int) -> list[Self]:
         """Split into consecutive micro-batches of at most `micro_batch_rows` rows, as views."""
@@ -46,13 +45,11 @@ class _Rows:
         return [self._part(slice(start, start + micro_batch_rows)) for start in starts]
 
     def unlabelled(self) -> Self:
-        """Make a row of one token without loss, for a rank that has no row of its own."""
-        row = replace(
-            self._map_tensors(lambda tensor: tensor.new_zeros((1, *tensor.shape[1:]))),
-            example_ids=((),),
-            labelled=(0,),
-        )
+        """Make a row of one token without loss, for a rank without a row."""
+        zeros = self._map_tensors(lambda old: old.new_zeros((1, *old.shape[1:])))
+        row = replace(zeros, example_ids=((),), labelled=(0,))
         row.labels.fill_(IGNORE)
+        # Attention needs at least one token that is not padding.
         for name, tensor in row.tensors().items():
             if name.endswith("segments"):
                 tensor[0, 0] = 1
@@ -60,8 +57,10 @@ class _Rows:
 
     def to(self, device: torch.device | str) -> Self:
         """Copy the batch to `device`. Copies from pinned memory do not block."""
-        is_upload = torch.device(device).type != self.labels.device.type == "cpu"
-        batch = self.counted() if is_upload else self
+        # Count on the CPU, because counting on the device would wait for it.
+        is_on_cpu = self.labels.device.type == "cpu"
+        leaves_cpu = is_on_cpu and torch.device(device).type != "cpu"
+        batch = self.counted() if leaves_cpu else self
         return batch._map_tensors(  # noqa: SLF001
             lambda tensor: tensor.to(device, non_blocking=True)
         )
@@ -71,13 +70,13 @@ class _Rows:
         return self._map_tensors(Tensor.pin_memory)
 
     def counted(self) -> Self:
-        """Count the tokens with loss of each row, unless `labelled` has them already."""
+        """Return a batch with the number of tokens with loss per row in `labelled`."""
         if self.labelled is not None:
             return self
         return replace(self, labelled=tuple((self.labels != IGNORE).sum(1).tolist()))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Collect the tensors by the names of their fields."""
+        """Return the tensors by the names of their fields."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
             name: value for name, value in values.items() if isinstance(value, Tensor)
@@ -156,9 +155,9 @@ class EncoderDecoderBatch(_Rows):
     @property
     def n_tokens(self) -> int:
         """Number of tokens on both sides without padding."""
-        return int((self.source_segments > 0).sum()) + int(
-            (self.target_segments > 0).sum()
-        )
+        n_source = int((self.source_segments > 0).sum())
+        n_target = int((self.target_segments > 0).sum())
+        return n_source + n_target
 
     @property
     def n_computed(self) -> int:
@@ -167,6 +166,7 @@ class EncoderDecoderBatch(_Rows):
 
 
 def _numbered(tokens: Tensor) -> Tensor:
+    """Return 0, 1, 2, ... in the shape of `tokens`."""
     return torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
 
 

@@ -16,18 +16,21 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 _MARKED = re.compile("\0([^\0]*)\0")
+"""An argument that `argument` has marked."""
 _LINE_BREAKS = re.compile(
     r"(?!(?<=\w).\w)(?<![ \t])[ \t]*+[\r\n\v\f\x85\u2028\u2029]\s*+", re.DOTALL
 )
+"""A line break with the blanks around it, unless it is between two letters."""
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+"""Control characters, marks that change the direction of text, and halves of surrogate pairs."""
 _MAX_CHARS = 4000
 """Maximum length of a message. A library may quote an entire file."""
 
 
 def argument(name: str) -> str:
-    """Mark an argument in a message. Write it as in Python: `n`, or `steps=8` with a value."""
+    """Mark the name of an argument in a message: `n`, or with a value `steps=8`."""
     return f"\0{name}\0"
 
 
@@ -60,7 +63,7 @@ class ToqueError(Exception):
     """True if another rank of the same run reports the error to the user."""
 
     def __str__(self) -> str:
-        """Return the message with arguments as in Python."""
+        """Return the message with the names of arguments in Python."""
         return self.message(str)
 
     def message(self, name: Callable[[str], str]) -> str:
@@ -90,7 +93,7 @@ def _as_paragraph(text: str) -> str:
 
 
 class CheckFailed(ToqueError):
-    """Two computations of `check` or `drill` differ but must agree."""
+    """Two computations of `check` or `drill` differ although they must agree."""
 
     exit_code = 1
 

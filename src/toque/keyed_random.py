@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 U64 = NDArray[np.uint64]
 
-GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2^64 divided by the golden ratio
+GOLDEN = 0x9E3779B97F4A7C15
+"""SplitMix64's increment: 2^64 divided by the golden ratio."""
 _ROUNDS = 6
+"""Rounds of the Feistel network."""
 _MASK = (1 << 64) - 1
 
 
 def mix(value: int) -> int:
-    """SplitMix64's output function: 64 bits in, 64 well-spread bits out (Steele et al. 2014).
+    """Apply SplitMix64's output function to a 64-bit number (Steele et al. 2014).
 
     >>> mix(0) != mix(1)
     True
@@ -82,13 +84,14 @@ def shuffle(n: int, *, key: int) -> NDArray[np.int64]:
 def shuffles(sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
     """Shuffle several sets, each like `shuffle`. Shape [sets, max(sizes)].
 
-    Rows of smaller sets end in the numbers from the set's size upwards, in order.
+    The row of a smaller set ends with the remaining numbers, from the set's size upwards.
     """
     numbers = np.arange(int(sizes.max(initial=0)), dtype=np.uint64)
     with np.errstate(over="ignore"):
-        draws = _mix_array(numbers ^ keys[:, None])
-    draws[numbers >= sizes[:, None].astype(np.uint64)] = _MASK
-    return np.argsort(draws, axis=1, kind="stable")
+        hashes = _mix_array(numbers ^ keys[:, None])
+    # The largest value sorts the numbers outside a set to the end.
+    hashes[numbers >= sizes[:, None].astype(np.uint64)] = _MASK
+    return np.argsort(hashes, axis=1, kind="stable")
 
 
 def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int64]:
@@ -104,7 +107,8 @@ def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int
     half, low = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     keys = [np.uint64(key_of(key, r)) for r in range(_ROUNDS)]
 
-    def once(values: U64) -> U64:
+    def permute_once(values: U64) -> U64:
+        """Permute the numbers of 2 * half_bits bits."""
         left, right = values >> half, values & low
         for round_key in keys:
             mix = _mix_array(right ^ round_key)
@@ -114,9 +118,9 @@ def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int
         return (left << half) | right
 
     with np.errstate(over="ignore"):
-        image = once(positions.astype(np.uint64))
+        image = permute_once(positions.astype(np.uint64))
         outside = image >= n
         while outside.any():
-            image[outside] = once(image[outside])
+            image[outside] = permute_once(image[outside])
             outside = image >= n
     return image.astype(np.int64)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 COLUMNS: Final = 120
-"""Characters per line without a terminal. A path fits."""
+"""Characters per line without a terminal, enough for a message with a path."""
 ProgressSink = Callable[[int, int, str], None]
 """Function called with (bytes done, total bytes, name of the activity)."""
 
 
 def no_progress(_done: int, _total: int, _message: str) -> None:
-    """Report nothing: the default progress sink."""
+    """Ignore progress. This is the default progress sink."""
 
 
 class Reporter:
@@ -46,7 +46,7 @@ class Reporter:
         """Receive a message for the user. A command prints it on standard error."""
 
     def detail(self, text: str) -> None:
-        """Receive lines for a log. A command does not print them."""
+        """Receive lines for a log, which a command does not print."""
 
     def progress(
         self, text: str, *, done: int = 0, total: int = 0, keep: bool = False
@@ -81,6 +81,7 @@ def counting(reporter: Reporter, doing: str, things: str) -> Iterator[Count]:
         if share is None:
             reporter.progress(text, done=done, total=total)
         else:
+            # Progress is counted in whole units, so a share is converted to thousandths.
             reporter.progress(text, done=round(1000 * share), total=1000)
 
     try:
@@ -93,7 +94,7 @@ class Count(Protocol):
     """Function called when some items are done."""
 
     def __call__(self, done: int, total: int, share: float | None = None, /) -> None:
-        """Receive the done items, all items, and the share of work if it is not done / total."""
+        """Receive the numbers of done items and of all items. `share` replaces done / total."""
 
 
 def uncounted(done: int, total: int, share: float | None = None, /) -> None:
@@ -140,19 +141,17 @@ def size_text(n_bytes: float) -> str:
     >>> size_text(12), size_text(1_234_000)
     ('12 bytes', '1.2 MB')
     """
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if n_bytes < 1000:
-            return (
-                f"{n_bytes:,.0f} {unit}"
-                if unit == "bytes"
-                else f"{n_bytes:,.1f} {unit}"
-            )
+    if n_bytes < 1000:
+        return f"{n_bytes:,.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
         n_bytes /= 1000
-    return f"{n_bytes:,.1f} TB"
+        if n_bytes < 1000:
+            return f"{n_bytes:,.1f} {unit}"
+    return f"{n_bytes / 1000:,.1f} TB"
 
 
 class LogReporter(Reporter):
-    """Reporter that appends lines, notices and kept progress to a text file."""
+    """Reporter that appends lines, notices and logged progress to a text file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -19,7 +19,7 @@ Unit = Literal[
 ]
 UNITS: tuple[str, ...] = get_args(Unit)
 SECONDS: Mapping[str, float] = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
-"""Seconds of the units of the clock."""
+"""Seconds per unit of time."""
 _PATTERN = re.compile(
     r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]+|%)(\s+total)?\s*",
     re.IGNORECASE,
@@ -39,7 +39,7 @@ class Cursor:
     stage: int = 0
     """Stage of a curriculum. Epochs count from 0 in each stage."""
     updates: int = 0
-    """Updates of this stage, if a curriculum's stages are measured in steps."""
+    """Updates of this stage, if the lengths of the stages are in steps."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Progress:
     tokens: int = 0
     target_tokens: int = 0
     seconds: float = 0.0
-    """Seconds spent on updates, over all sessions of the run; with a limit on the whole command,
-    on the evaluations and saves between them as well."""
+    """Seconds of all updates. With a limit on the entire command, also seconds of the evaluations
+    and saves between them."""
 
 
 @dataclass(frozen=True)
 class Duration:
-    """An amount of training with its unit.
+    """An amount of training in a unit.
 
     >>> str(Duration.parse("3 epochs"))
     '3 epochs'
@@ -69,11 +69,11 @@ class Duration:
     amount: float
     unit: Unit
     total: bool = False
-    """True if the time is for the entire command, not only for its training."""
+    """True if the time limits the entire command, not only its updates."""
 
     @classmethod
     def parse(cls, text: str | Duration) -> Duration:
-        """Parse "N unit" or "N minutes total". The singular is allowed.
+        """Parse "N unit" or "N minutes total". The unit may be in the singular.
 
         Raises:
             ConfigError: The text is not a duration.
@@ -81,27 +81,28 @@ class Duration:
         if isinstance(text, Duration):
             return text
         match = _PATTERN.fullmatch(str(text))
-        unit = match.group(2).lower() if match else ""
-        unit = unit if unit in UNITS else unit + "s"
+        unit = match[2].lower() if match else ""
+        if unit not in UNITS:
+            unit += "s"
         if match is None or unit not in UNITS:
             raise ConfigError(
                 f"{text!r} is not a duration. Write a number and a unit, one of "
                 f'{", ".join(UNITS)}, e.g. "200 steps" or "10 %".'
             )
-        amount, total = (
-            float(match.group(1).replace("_", "")),
-            match.group(3) is not None,
-        )
+        amount = float(match[1].replace("_", ""))
+        total = match[3] is not None
         if total and unit not in SECONDS:
             raise ConfigError(
-                f"{text!r} is not a duration: only {', '.join(SECONDS)} can be a total, the "
-                'time of the whole command, e.g. "10 minutes total".'
+                f"{text!r} is not a duration: only {', '.join(SECONDS)} can be a total, the time "
+                'limit of the entire command, e.g. "10 minutes total".'
             )
         return cls(amount, unit, total)  # type: ignore[arg-type]  # checked against UNITS above
 
     def __str__(self) -> str:
+        # Large numbers would become 1e+06 in the general format.
         number = f"{self.amount:g}" if self.amount < 1e6 else f"{self.amount:.0f}"
-        return f"{number} {self.unit}{' total' if self.total else ''}"
+        suffix = " total" if self.total else ""
+        return f"{number} {self.unit}{suffix}"
 
     def in_words(self) -> str:
         """Format the duration for a sentence.
@@ -110,9 +111,9 @@ class Duration:
         ('1 hour total', '2 epochs')
         """
         number, unit, *total = str(self).split()
-        return " ".join(
-            [number, unit.removesuffix("s") if self.amount == 1 else unit, *total]
-        )
+        if self.amount == 1:
+            unit = unit.removesuffix("s")
+        return " ".join([number, unit, *total])
 
     @property
     def seconds(self) -> float | None:
@@ -153,13 +154,13 @@ class Duration:
         return float(value)
 
     def reached(self, progress: Progress) -> bool:
-        """Check whether `progress` is at or past this duration."""
+        """Return whether `progress` is at or past this duration."""
         return self.measure(progress) >= self.amount
 
     def crossed(
         self, before: Progress, after: Progress, length: Duration | None = None
     ) -> bool:
-        """Check whether a multiple of this duration is in (before, after]."""
+        """Return whether a multiple of this duration is in the interval (before, after]."""
         if self.amount <= 0:
             return False
         multiples_before = math.floor(self.measure(before, length) / self.amount)
@@ -168,6 +169,6 @@ class Duration:
 
     def fraction(self, progress: Progress) -> float:
         """Return the completed share of this duration, in [0, 1]."""
-        return (
-            min(1.0, self.measure(progress) / self.amount) if self.amount > 0 else 1.0
-        )
+        if self.amount <= 0:
+            return 1.0
+        return min(1.0, self.measure(progress) / self.amount)

@@ -54,7 +54,7 @@ REFUSED = {
     "generate run --choices a --prompt x": "--choices Healthy --choices Indulgent",
     "generate run --task difficulty --adapter x --prompt x": "--adapter is for texts",
     "generate run --task difficulty --precision bf16 --prompt x": "one model in float32",
-    "generate run --choices a --choices b --precision auto --prompt x": "--precision auto",
+    "generate run --choices a --choices b --precision auto --prompt x": "--precision is for texts",
     "generate run --task difficulty --best-of 4 --prompt x": "--best-of is for texts",
     "generate run --choices a --choices b --n 2 --prompt x": "--n is for texts",
     "generate run --choices a --choices b --max-new-tokens 9 --prompt x": "--max-new-tokens is for",

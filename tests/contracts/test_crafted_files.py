@@ -39,7 +39,7 @@ WORDS = {
     "model: a name twice": "has 'w' more than once",
     "model: only a w.pkl": "w.pkl, a pickle, which can run any code",
     "model: an index that points outside": "names the file '../../secret.safetensors'",
-    "model: code of its own": "never runs the code that it names (auto_map)",
+    "model: code of its own": "never runs a model's own code (auto_map)",
     "model: ten thousand layers": "n_layer is 10000. Allowed: a whole number from 1 to 1,000",
     "model: a vocabulary beyond its weights": "at least 134,218,560 weights",
     "model: a negative width": "n_embd is -8",

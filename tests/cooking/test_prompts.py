@@ -10,7 +10,7 @@ from toque.cooking.prompts import (
     write_prompt,
 )
 from toque.models.loading.provenance import Provenance
-from toque.workflows.prompts import rewrite_prompt
+from toque.workflows.trained_model.prompt_format import rewrite_prompt
 
 
 def test_names_are_written_once_and_at_most_twenty_times():

@@ -130,7 +130,7 @@ def _without_content(stored: StoredWeights) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, value in (
             (pretrained, "stored_weights", lambda _: shapes),
-            (frozen, "_update", lambda *_: None),
+            (frozen, "_add_to_digest", lambda *_: None),
             (pretrained, "refuse_another_base", lambda *_: None),
             (torch, "equal", lambda *_: True),
             # Inference mode skips the step by which new tensors on the card become fake.
@@ -223,7 +223,7 @@ def xxl(folder: Path, form: FormName | None, *, memory: int) -> InUse:
     assert known is not None
     known.config.save_pretrained(base)
     nothing = StoredWeights({}, {})
-    model = pretrained.outlined(
+    model = pretrained.build_outline(
         CheckedFolder(base, family_of(known.config), nothing, True)
     )
     own = {name: tuple(p.shape) for name, p in model.named_parameters()}

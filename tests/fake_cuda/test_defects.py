@@ -31,7 +31,7 @@ def test_the_head_takes_the_bytes_that_are_counted(on_card, precision, smoothing
 def test_memory_that_others_hold_is_said_before_a_run(on_card):
     (said,) = on_card(cases.said_of_a_shared_card, 9 << 30)
     assert said.startswith(
-        "on cuda other programs hold 15.0 GiB of its 24.0 GiB; nvidia-smi lists"
+        "on cuda other programs use 15.0 GiB of its 24.0 GiB; nvidia-smi lists"
     )
     assert on_card(cases.said_of_a_shared_card, 23 << 30) == ()
 

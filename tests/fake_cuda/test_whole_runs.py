@@ -86,7 +86,7 @@ def test_what_is_not_finite_is_traced_on_the_card(on_card):
     message = on_card(cases.not_finite)
     assert message.startswith("Step 0 has loss 1 and gradient norm 1")
     assert (
-        "Computed again, every value is finite." in message
+        "Every value was finite when the update was computed again." in message
     )  # all of it was looked at
 
 

@@ -23,7 +23,8 @@ from toque.units import Progress
 from toque.workflows.export import export
 from toque.workflows.inference.open_model import open_model
 from toque.workflows.results import TrainedRun
-from toque.workflows.run_folder import parse_step, set_aside
+from toque.workflows.run_folder.continuation import parse_step
+from toque.workflows.run_folder.set_aside import set_aside
 
 LAST = "checkpoints/step-00000012"
 UNDONE = ("end.json", "evaluation.json", "scores_by_text.json", "model/")  # of an end

@@ -18,7 +18,7 @@ from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.store.store_manifest import read_manifest
 from toque.errors import CheckpointError, DataError
 from toque.storage.atomic import sha256_of
-from toque.workflows.diagnosis.drill import Session
+from toque.workflows.diagnosis.training_session import Session
 from toque.workflows.train import train
 from toque.workflows.training_child import train_in_child
 

@@ -24,7 +24,7 @@ from fixtures.ranks import (
     wait_for,
 )
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.workflows.diagnosis.drill import facts_of, find_differences
+from toque.workflows.diagnosis.run_facts import facts_of, find_differences
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 16

@@ -285,11 +285,11 @@ class SlowRows:
 
     def __init__(self, batches, seconds):
         self.batches, self.seconds, self.readers = batches, seconds, 1
-        self.planned = batches.planned
+        self.plan_update = batches.plan_update
 
-    def collated(self, cursor, update):
+    def collate(self, cursor, update):
         time.sleep(self.seconds)
-        return self.batches.collated(cursor, update)
+        return self.batches.collate(cursor, update)
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.06, 1), (0.0, 0)])

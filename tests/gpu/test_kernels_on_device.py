@@ -50,7 +50,7 @@ def test_packed_equals_each_example_alone(device, family, asked):
 def test_dropout_of_flex_is_exact(device, biased, precise, size):
     """Forward and backward, hash included, against softmax, then mask, then scale."""
     batch = pack("gpt2", [some_examples(9)[:5], some_examples(9)[5:]]).to(device)
-    mask = flex_attention.decoder_masks(batch).own
+    mask = flex_attention.decoder_masks(batch).self_attention
     n_rows, length = batch.segments.shape
     exact = torch.float64 if device.type == "cpu" else torch.float32
     close = 3e-2 if not precise else 1e-7 if device.type == "cpu" else 2e-3

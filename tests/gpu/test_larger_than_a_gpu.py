@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tiny import EOS, FAMILIES, PAD, model_of
-from toque.models.loading.device_map import free_memory, parts_of, placement_of
+from toque.models.loading.device_map import memory_for_weights, parts_of, placement_of
 from toque.models.loading.model_export import save_model
 from toque.models.loading.pretrained import load_model
 from written import generate
@@ -28,7 +28,7 @@ def texts(model: torch.nn.Module) -> list[list[int]]:
 
 
 def test_one_gpu_holds_it_in_bf16(family, folder):
-    (first,) = list(free_memory(torch.device("cuda", 0)))
+    (first,) = list(memory_for_weights(torch.device("cuda", 0)))
     room = {first: parts_of(model_of(family), torch.float32).bytes - 1}
     model = load_model(str(folder), place=lambda found: placement_of(found, room))
     assert {(p.device, p.dtype) for p in model.parameters()} == {
@@ -38,7 +38,7 @@ def test_one_gpu_holds_it_in_bf16(family, folder):
 
 
 def test_two_gpus_write_the_texts_of_one(family, folder):
-    devices = list(free_memory(torch.device("cuda")))[:2]
+    devices = list(memory_for_weights(torch.device("cuda")))[:2]
     if len(devices) < 2:
         pytest.skip("it needs two GPUs")
     most = parts_of(model_of(family), torch.float32).bytes - 1

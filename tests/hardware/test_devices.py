@@ -15,7 +15,11 @@ import toque
 from toque.cli import main
 from toque.errors import ConfigError
 from toque.hardware import devices
-from toque.hardware.memory import free_in_words, held_by_others, is_out_of_memory
+from toque.hardware.memory import (
+    describe_free_memory,
+    describe_other_use,
+    is_out_of_memory,
+)
 from toque.workflows.diagnosis import machine_checks
 
 SETTLED = ("CUBLAS_WORKSPACE_CONFIG", *devices._ALLOCATORS)
@@ -94,15 +98,15 @@ HELD = {
         (
             "mps",
             {},
-            "Device mps is Apple's GPU, and no loss or text .* Use cpu, or an NVIDIA GPU",
+            "Device mps is an Apple GPU. Toque is not tested .* Use cpu, or an NVIDIA GPU",
         ),
-        ("xpu:1", {}, "Device xpu:1 is Intel's GPU"),
-        ("meta", {}, "Device meta is a device without numbers"),
-        ("vulkan", {}, "Device vulkan is of a kind that torch knows"),
+        ("xpu:1", {}, "Device xpu:1 is an Intel GPU"),
+        ("meta", {}, "Device meta is a device without data"),
+        ("vulkan", {}, "Device vulkan is a device type that torch supports"),
         (
             "cuda:1",
             {},
-            "cuda:1 was asked for and torch sees 1 CUDA devices. Use a lower number",
+            "cuda:1 does not exist: torch finds 1 CUDA devices. Use a lower number",
         ),
         (
             "cuda",
@@ -112,22 +116,22 @@ HELD = {
         (
             "cuda",
             NO_GPU,
-            "torch sees 0 CUDA devices: No CUDA GPUs are available. Use cpu, or auto",
+            "Device cuda is not available: No CUDA GPUs are available. Use cpu or auto",
         ),
         (
             "cuda",
             {"trouble": TOO_OLD},
-            r"sees 0 CUDA .* too old \(found version 11040\). Use cpu",
+            r"not available: .* too old \(found version 11040\). Use cpu",
         ),
         (
             "auto",
             {"trouble": TOO_OLD},
-            "A GPU is there, .* too old .* Update the driver, or",
+            "cannot use this machine's GPU: .* too old .* Update the driver, or",
         ),
         (
             "auto",
             P100,
-            "Tesla P100-PCIE-16GB needs kernels for sm_60, and torch .* sm_75, sm_80",
+            "Tesla P100-PCIE-16GB needs kernels for sm_60, but torch .* sm_75, sm_80",
         ),
         ("cuda:0", {"capability": (13, 0), "name": "A"}, "A needs kernels for sm_130"),
         (
@@ -206,7 +210,7 @@ def test_hidden_gpus_are_nobodys_fault(
             "cannot use it: The NVIDIA driver .* 11040",
             "Install",
         ),
-        (P100, "failed", "P100.* sm_60", "Install a build of torch that has them"),
+        (P100, "failed", "P100.* sm_60", "Install a torch build with these kernels"),
         (HELD, "failed", "cannot be opened: CUDA error: all", "`nvidia-smi` lists"),
         ({}, "ok", "4090, 23.0 of 24.0 GiB free, bf16", ""),
         ({"capability": (7, 5)}, "ok", "no bf16", ""),
@@ -214,7 +218,7 @@ def test_hidden_gpus_are_nobodys_fault(
             {"free": 12 << 30},
             "warning",
             "12.0 of 24.0 GiB free",
-            "hold 12.0 GiB of its 24.0 GiB",
+            "use 12.0 GiB of its 24.0 GiB",
         ),
     ],
 )
@@ -235,21 +239,21 @@ def test_doctor_tells_of_each_card(
 def test_what_cuda_reads_is_set_where_the_user_has_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    devices.settle_cuda()
+    devices.set_cuda_variables()
     assert [os.environ.get(name) for name in SETTLED] == [
         ":4096:8", None, None, "expandable_segments:True",
     ]  # fmt: skip
     for own in devices._ALLOCATORS:
         monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
         monkeypatch.setenv(own, "max_split_size_mb:512")
-        devices.settle_cuda()
+        devices.set_cuda_variables()
         assert os.environ.get("PYTORCH_ALLOC_CONF") != "expandable_segments:True"
         monkeypatch.delenv(own)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     monkeypatch.setattr(
         devices.platform, "release", lambda: "6.6.87-microsoft-standard-WSL2"
     )
-    devices.settle_cuda()
+    devices.set_cuda_variables()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert "PYTORCH_ALLOC_CONF" not in os.environ
 
@@ -280,14 +284,14 @@ def test_memory_that_ran_out_is_known_by_every_librarys_words(message: str) -> N
 
 @pytest.mark.parametrize(
     ("free", "said"),
-    [(23 << 30, ""), (12 << 30, "other programs hold 12.0 GiB of its 24.0 GiB")],
+    [(23 << 30, ""), (12 << 30, "other programs use 12.0 GiB of its 24.0 GiB")],
 )
 def test_memory_of_other_programs_is_told(machine: Any, free: int, said: str) -> None:
     machine(free=free)
-    words = held_by_others(torch.device("cuda", 0))
+    words = describe_other_use(torch.device("cuda", 0))
     assert words.startswith(said)
     assert bool(words) == bool(said)
-    assert held_by_others(torch.device("cpu")) == ""
+    assert describe_other_use(torch.device("cpu")) == ""
 
 
 def outline_in(folder: Path) -> None:
@@ -317,7 +321,7 @@ def test_fault_86_a_gpu_of_no_use_is_told_and_nothing_begun(
     assert main([verb, *words[verb]]) == 2
     said = capfd.readouterr().err
     assert "Traceback" not in said
-    assert "CUDA_VISIBLE_DEVICES= before the command continues" in said
+    assert "CUDA_VISIBLE_DEVICES= before the command" in said
     assert not (own_kitchen / "runs").exists()
 
 
@@ -326,8 +330,8 @@ def test_an_apple_gpu_is_refused_by_name(
 ) -> None:
     outline_in(own_kitchen)
     assert main(["generate", "run", "--prompt", "soup", "--device", "mps"]) == 2
-    assert "Device mps is Apple's GPU" in capfd.readouterr().err
-    with pytest.raises(ConfigError, match="Device mps is Apple's GPU"):
+    assert "Device mps is an Apple GPU" in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="Device mps is an Apple GPU"):
         toque.generate(own_kitchen / "run", ["soup"], device="mps")
 
 
@@ -352,7 +356,7 @@ def test_fault_87_weights_that_do_not_fit_are_refused_with_the_numbers(
 def test_fault_87_what_others_hold_is_named_where_nothing_fits(machine: Any) -> None:
     machine(free=9 << 30)
     device = torch.device("cuda", 0)
-    assert free_in_words(device) == (
-        "9.0 GiB that cuda:0 has free (other programs hold 15.0 GiB of its 24.0 GiB; nvidia-smi "
+    assert describe_free_memory(device) == (
+        "9.0 GiB that cuda:0 has free (other programs use 15.0 GiB of its 24.0 GiB; nvidia-smi "
         "lists them)"
     )

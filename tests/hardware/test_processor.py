@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from toque.hardware.memory import free_bytes, in_words, is_out_of_memory
-from toque.hardware.processor import ProcessorUse, contended
+from toque.hardware.processor import ProcessorUse, is_contended
 
 
 def test_readings_grow_with_work() -> None:
@@ -20,9 +20,9 @@ def test_readings_grow_with_work() -> None:
 
 
 def test_spare_cores_are_no_contention() -> None:
-    assert not contended(threads=2, others=1.5, cores=4)
-    assert contended(threads=4, others=0.5, cores=4)
-    assert not contended(threads=1, others=9.0, cores=2)
+    assert not is_contended(threads=2, others=1.5, cores=4)
+    assert is_contended(threads=4, others=0.5, cores=4)
+    assert not is_contended(threads=1, others=9.0, cores=2)
 
 
 def test_memory_is_read_and_said() -> None:

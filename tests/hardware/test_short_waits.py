@@ -26,7 +26,7 @@ def test_idle_teams_are_there_while_others_compute() -> None:
     waits = ShortWaits(several, lambda: next(taken))
     states = list[tuple[bool, bool]]()
     for _ in range(4):
-        waits.look()
+        waits.update()
         states.append((waits.are_short, idle_teams() == teams_needed(several, cores)))
     assert states[:3] == [(False, False), (True, True), (True, True)]
     assert not waits.are_short

@@ -12,7 +12,7 @@ from transformers import (
     T5Config,
 )
 
-from toque.models.flops import flops_per_token, parameter_counts, products_of
+from toque.models.flops import flops_by_shape, flops_per_token, parameter_counts
 
 
 def on_meta(config):
@@ -76,7 +76,7 @@ def test_a_sliding_window_is_all_that_its_layers_attend():
 def test_products_are_the_matrices_a_token_passes():
     """GPT-2 of width 32: qkv, out, two of the feed-forward, and the head for labels alone."""
     model = on_meta(GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4))
-    products = products_of(model, labelled_share=0.25)
+    products = flops_by_shape(model, labelled_share=0.25)
     layer = {(32, 96), (32, 32), (32, 128), (128, 32)}
     assert products == {
         **{shape: 6 * 3 * shape[0] * shape[1] for shape in layer},
@@ -96,8 +96,8 @@ def test_source_tokens_pass_the_encoder_and_cross_keys_target_tokens_the_rest():
         num_decoder_layers=2,
     )
     model = on_meta(config)
-    source = products_of(model, source_share=1.0)
-    target = products_of(model, source_share=0.0)
+    source = flops_by_shape(model, source_share=1.0)
+    target = flops_by_shape(model, source_share=0.0)
     into, out, up, down = 6 * 160, 6 * 160, 6 * 384, 6 * 384
     assert source == {
         (16, 10): (3 + 2 * 2) * into, (10, 16): out, (16, 24): up, (24, 16): down, (16, 61): 0
@@ -110,9 +110,11 @@ def test_source_tokens_pass_the_encoder_and_cross_keys_target_tokens_the_rest():
 
 def test_frozen_weights_are_not_trained_and_need_no_gradient_of_their_own(tiny):
     model = tiny("llama")
-    whole = products_of(model)
+    whole = flops_by_shape(model)
     model.model.embed_tokens.requires_grad_(False)
     counts = parameter_counts(model)
     assert counts.total - counts.trainable == 61 * 32
     model.requires_grad_(False)
-    assert products_of(model) == {shape: cost * 4 / 6 for shape, cost in whole.items()}
+    assert flops_by_shape(model) == {
+        shape: cost * 4 / 6 for shape, cost in whole.items()
+    }

@@ -63,7 +63,7 @@ REFUSED = {
     "mamba": "layers without plain attention (linear_attention)",
     "rwkv": "passes a state from token to token",
     "lfm3": "layers without plain attention (conv)",
-    "gemma3": "parts for more than text (text_config, vision_config)",
+    "gemma3": "parts for other data than text (text_config, vision_config)",
     "bart": "counts positions from the beginning of a row",
     "bert": "no plain linear output head with the name lm_head",
     "t5gemma": "which is not supported",
@@ -186,5 +186,7 @@ def test_longrope_is_read_up_to_the_length_where_its_factors_change(longrope):
     assert (
         alone == plain[0, 8:].tolist()
     )  # 16 positions, and one token that is not read back
-    with pytest.raises(ConfigError, match="17 tokens, but this model has 16 positions"):
+    with pytest.raises(
+        ConfigError, match="17 tokens, but this model's context length is 16"
+    ):
         generate(longrope, [list(range(2, 19))], **how)

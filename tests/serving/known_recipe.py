@@ -13,7 +13,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.models.loading.provenance import Provenance
 from toque.serving.batcher import ServedModel, ServedModels
-from toque.workflows.prompts import format_prompt
+from toque.workflows.trained_model.prompt_format import format_prompt
 
 TITLE = "Lentil Soup"
 FOODS = ("lentils", "saffron")

@@ -323,10 +323,10 @@ def test_the_texts_of_tokens_that_were_not_chosen_are_those_of_their_place(serve
         if token in codec.silent or other in codec.silent:
             continue
         before = codec.decode(ids).rstrip("\ufffd")
-        assert before + stream.would_be(other) == codec.decode([*ids, other])
+        assert before + stream.decode_next(other) == codec.decode([*ids, other])
         ids.append(token)
         stream.feed(token)
-    assert stream.would_be(codec.eos_id) == codec.piece(codec.eos_id)
+    assert stream.decode_next(codec.eos_id) == codec.piece(codec.eos_id)
 
 
 def schema_of(schema):

@@ -31,7 +31,7 @@ async def news_of(ticket):
     """The tokens of a request, until all of its texts have ended."""
     left = len(ticket.orders)
     while left:
-        news = await ticket.news.get()
+        news = await ticket.updates.get()
         if isinstance(news, RequestError):
             raise news
         for new in news:
@@ -117,7 +117,7 @@ def test_products_have_the_precision_that_was_asked_for(served):
         return told
 
     async def work(batcher):
-        order = Order(prompt, 6, options, n_likeliest=0)
+        order = Order(prompt, 6, options, n_top_logprobs=0)
         with batcher.ticket(served, [order]) as ticket:
             return [new.logprob async for new in news_of(ticket)]
 
@@ -165,7 +165,7 @@ def test_a_model_that_cannot_begin_again_fails_alone_and_recovers(gpt2):
 def test_work_between_two_steps_gives_its_value_or_its_error(gpt2):
     async def work(batcher):
         with pytest.raises(ZeroDivisionError):
-            await asyncio.to_thread(batcher.run, gpt2, lambda: 1 / 0)
-        return await asyncio.to_thread(batcher.run, gpt2, lambda: 7)
+            await asyncio.to_thread(batcher.run_between_steps, gpt2, lambda: 1 / 0)
+        return await asyncio.to_thread(batcher.run_between_steps, gpt2, lambda: 7)
 
     assert within(ServedModels([gpt2]), work) == 7

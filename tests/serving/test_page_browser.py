@@ -14,7 +14,7 @@ from fixtures.browser import MARKS, SIZES, look, pages, soon
 from serving.known_recipe import FOODS, TEXT, TITLE, served_models
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.serving.batcher import ServedModels
-from toque.workflows.model_record import FOREIGN
+from toque.workflows.trained_model.training_record import FOREIGN
 
 pytestmark = MARKS
 LENGTHS = """() => {

@@ -48,7 +48,7 @@ def codec(request, tmp_path):
 def bytes_by_token(codec, ids):
     stream = TextStream(codec)
     texts = [stream.feed(token) for token in ids]
-    texts[-1] += stream.rest()
+    texts[-1] += stream.flush()
     return [bytes_of_token(codec, *one) for one in zip(ids, texts, strict=True)]
 
 
@@ -66,15 +66,15 @@ def test_a_character_that_never_ends_leaves_its_neighbours_as_they_are(codec):
 
 def test_a_token_that_was_not_chosen_has_its_own_bytes(codec):
     stream, ids = TextStream(codec), codec.encode("🍲")
-    assert bytes_of_token(codec, ids[1], stream.would_be(ids[1])) == b"\x9f"
+    assert bytes_of_token(codec, ids[1], stream.decode_next(ids[1])) == b"\x9f"
     stream.feed(ids[0])
     for token, byte in zip(ids[1:], [b"\x9f", b"\x8d", b"\xb2"], strict=True):
-        assert bytes_of_token(codec, token, stream.would_be(token)) == byte
+        assert bytes_of_token(codec, token, stream.decode_next(token)) == byte
         other = codec.encode("S")[0]
-        assert bytes_of_token(codec, other, stream.would_be(other)) == b"S"
+        assert bytes_of_token(codec, other, stream.decode_next(other)) == b"S"
         stream.feed(token)
     end = codec.eos_id
-    assert bytes_of_token(codec, end, stream.would_be(end)) == b"</s>"
+    assert bytes_of_token(codec, end, stream.decode_next(end)) == b"</s>"
 
 
 def test_the_replacement_character_of_a_vocabulary_keeps_its_bytes(codec):

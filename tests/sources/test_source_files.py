@@ -1,6 +1,6 @@
 import pytest
 
-from toque.data.prepare.store_plan import _names
+from toque.data.prepare.store_plan import _matches
 from toque.sources.source_files import locate_files
 
 
@@ -30,4 +30,4 @@ def test_folders_with_brackets_and_other_signs_of_patterns(
     assert [file.name for file in locate_files(absolute)] == [
         str(tmp_path / name) for name in names
     ]
-    assert all(_names(pattern, name) for name in names)
+    assert all(_matches(pattern, name) for name in names)

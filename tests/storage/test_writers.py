@@ -25,13 +25,13 @@ ALLOWED = {
     # Into a folder of a name that nobody can know, made for it.
     "workflows/configure.py: save_pretrained",
     # Of the drill's own scratch folder, and of a copy it has made there.
-    "workflows/diagnosis/drill.py: copy",
-    "workflows/diagnosis/drill.py: copytree",
-    "workflows/diagnosis/drill.py: write_bytes",
+    "workflows/diagnosis/drill_faults.py: copy",
+    "workflows/diagnosis/drill_faults.py: copytree",
+    "workflows/diagnosis/drill_faults.py: write_bytes",
     # A file of its own, made new under a name nobody can know, to time the disk and the parts.
     "workflows/diagnosis/machine_checks.py: NamedTemporaryFile",
     # What `open_append` has opened, which follows no link.
-    "workflows/run_folder.py: fdopen",
+    "workflows/run_folder/run_log.py: fdopen",
     # Below storage/; it opens the file itself and no link.
     "reporter.py: O_CREAT",
     "reporter.py: O_WRONLY",

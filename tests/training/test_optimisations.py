@@ -73,7 +73,7 @@ def test_without_prefetching_a_batch_is_made_when_it_is_asked_for(row_stream):
     made = []
 
     class Counted(type(row_stream)):
-        def collated(self, cursor, update):
+        def collate(self, cursor, update):
             made.append(cursor)
             return update
 

@@ -227,7 +227,7 @@ def test_of_silent_ranks_the_dead_one_is_named(four_ranks):
     dead.wait()
     host = socket.gethostname()
     four_ranks[2].store.set("process/2", json.dumps([dead.pid, host]))
-    said = str(four_ranks[0].lost(RuntimeError("Connection closed by peer")))
+    said = str(four_ranks[0].diagnose(RuntimeError("Connection closed by peer")))
     assert said.startswith(f"Rank 2 (process {dead.pid} on {host}) is gone")
     assert "Rank 1" not in said
     assert "TOQUE_RANK_TIMEOUT" not in said
@@ -235,7 +235,9 @@ def test_of_silent_ranks_the_dead_one_is_named(four_ranks):
 
 def test_who_does_not_answer_in_time_is_named(four_ranks):
     four_ranks[1].store.set("waiting/1", "")
-    said = str(four_ranks[0].lost(RuntimeError("Timed out waiting 60000ms for recv")))
+    said = str(
+        four_ranks[0].diagnose(RuntimeError("Timed out waiting 60000ms for recv"))
+    )
     assert "Rank 1" not in said
     assert said.count("does not answer") == 2
     assert "waited 60 s for it (TOQUE_RANK_TIMEOUT)" in said
@@ -254,7 +256,10 @@ def test_who_does_not_answer_in_time_is_named(four_ranks):
 def test_an_exchange_that_fails_in_backward_names_the_lost_rank(four_ranks, said):
     """What gloo says, and what it says where several buckets of gradients were on their way."""
     ranks = Ranks(0, 4, 0, four_ranks[0])
-    with pytest.raises(RankLost, match="does not answer") as found, ranks.computing():
+    with (
+        pytest.raises(RankLost, match="does not answer") as found,
+        ranks.diagnosing_failures(),
+    ):
         raise RuntimeError(said)
     assert ("TOQUE_RANK_TIMEOUT" in str(found.value)) == ("timeout" in said)
 
@@ -262,7 +267,7 @@ def test_an_exchange_that_fails_in_backward_names_the_lost_rank(four_ranks, said
 def test_an_error_of_the_model_in_backward_passes(four_ranks):
     with (
         pytest.raises(RuntimeError, match="inplace"),
-        Ranks(0, 4, 0, four_ranks[0]).computing(),
+        Ranks(0, 4, 0, four_ranks[0]).diagnosing_failures(),
     ):
         raise RuntimeError("a variable has been modified by an inplace operation")
 
@@ -270,7 +275,7 @@ def test_an_error_of_the_model_in_backward_passes(four_ranks):
 def test_a_collective_that_fails_with_all_present_says_why(four_ranks):
     for each in four_ranks[1:]:
         each.store.set(f"waiting/{each.rank}", "")
-    said = str(four_ranks[0].lost(RuntimeError("NCCL error\nand more")))
+    said = str(four_ranks[0].diagnose(RuntimeError("NCCL error\nand more")))
     assert "A collective of all ranks failed: NCCL error." in said
 
 
@@ -279,7 +284,7 @@ def test_one_error_of_several_ranks_is_printed_once(four_ranks):
     for each, error in zip(four_ranks, errors, strict=True):
         each.report(error)
     assert [error.said_by_another for error in errors] == [False, True, True, True]
-    lost = four_ranks[0].lost(RuntimeError("closed"))
+    lost = four_ranks[0].diagnose(RuntimeError("closed"))
     assert "Another rank ended first" in str(lost)
     assert lost.exit_code == DataError.exit_code
 

@@ -48,7 +48,7 @@ def test_bf16_that_is_emulated_is_said(monkeypatch, fast):
     [
         ({"precision": "fp16"}, "fp16 needs CUDA"),
         ({"precision": "fp16", "fp16_is_safe": False}, "activations of T5 overflow"),
-        ({"device": "cuda:77"}, "torch sees [0-9]+ CUDA devices"),
+        ({"device": "cuda:77"}, "Device cuda:77 (does not exist|is not available)"),
     ],
 )
 def test_what_cannot_work_is_refused(options, message):

@@ -71,7 +71,7 @@ def test_off_the_first_update_that_is_not_finite_ends_the_run(batch, tmp_path):
     ]
     bad = guard.check(Progress(step=3))
     assert bad.step == 1
-    error = guard.error(bad, NonFiniteOrigin("the output of x", (7,)))
+    error = guard.record_error(bad, NonFiniteOrigin("the output of x", (7,)))
     assert "First not finite: the output of x, in examples 7." in str(error)
     record = json.loads((tmp_path / "non_finite.json").read_text())
     assert (record["loss"], record["first_example_ids"]) == ("nan", [7])
@@ -98,7 +98,7 @@ def test_on_it_is_skipped_with_a_warning_until_the_weights_are_in_doubt(
     ]
     assert (guard.n_skipped, guard.should_roll_back) == (2, True)
     assert len((tmp_path / "skipped_updates.jsonl").read_text().splitlines()) == 2
-    assert "continues with the weights of step 0 and" in guard.roll_back(3, 0)
+    assert "continues with the weights of step 0 and" in guard.record_rollback(3, 0)
     assert not guard.should_roll_back
 
 

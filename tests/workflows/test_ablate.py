@@ -19,7 +19,7 @@ from toque.workflows.ablate import (
     Result,
     _lock_folder,
     plan_ablation,
-    summary,
+    summarise,
 )
 
 
@@ -132,7 +132,7 @@ def results(made, effects):
 
 def test_the_summary_finds_what_was_put_in():
     made = plan()
-    record = summary(made, results(made, {"gradient noise": 0.5}))
+    record = summarise(made, results(made, {"gradient noise": 0.5}))
     for way in ("taken from all on", "added to all off"):
         effect = record["effects"]["gradient noise"][way]["loss"]
         assert effect["mean"] == pytest.approx(-0.5)
@@ -148,7 +148,7 @@ def test_a_failure_is_a_row_and_costs_its_pair_only(tmp_path):
     done = results(made, {"gradient noise": 0.5})
     lost = made.keys("all on, gradient noise off")[1]
     done[lost] = Result(lost, 5, {}, 0, "toque: the loss is not finite")
-    record = summary(made, done)
+    record = summarise(made, done)
     assert record["failed"] == ["all on, gradient noise off"]
     effect = record["effects"]["gradient noise"]
     assert effect["taken from all on"]["loss"]["pairs"] == 2

@@ -188,7 +188,7 @@ def test_a_model_of_single_requests_reads_one_at_a_time(gpt2_run_like, capsys):
         gpt2_run_like, system=None, device="cpu", reporter=toque.ConsoleReporter()
     )
     assert talk.template is None
-    assert chat.SINGLE in " ".join(capsys.readouterr().err.split())
+    assert chat.NO_CONVERSATION in " ".join(capsys.readouterr().err.split())
     with pytest.raises(ConfigError, match="system cannot be used"):
         chat.open_talk(gpt2_run_like, system="You cook.", device="cpu")
 

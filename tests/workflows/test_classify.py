@@ -107,7 +107,7 @@ def test_a_prompt_that_leaves_no_positions_for_an_answer_is_refused(
     assert len(toque.classify(model, fits, choices=choices, device="cpu")) == 1
     said = (
         rf"The prompt at prompts, number 2 has {257 - longest} tokens and the longest answer "
-        rf"{longest}, but this model has only 256 positions"
+        rf"{longest}, but this model's context length is only 256"
     )
     with pytest.raises(ConfigError, match=said):
         toque.classify(model, ["b", fits + " a"], choices=choices, device="cpu")

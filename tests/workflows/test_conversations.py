@@ -23,7 +23,7 @@ from toque.data.loader.epoch_plan import Varied
 from toque.data.prepare.conversation_rows import CUT_TURNS, DATED, LEARNT, TOKENS
 from toque.data.prepare.store_plan import LIMITS
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.chat import TEMPLATES, dated, prompt_ids
+from toque.data.tokenizer.chat import TEMPLATES, fix_date, prompt_ids
 from toque.errors import ConfigError, DataError
 from toque.serving.protocol import ChatRequest, CompletionRequest, parse_request
 from toque.serving.request_errors import RequestError
@@ -32,7 +32,7 @@ from toque.units import Cursor
 from toque.workflows.build import build_language_model, build_stream
 from toque.workflows.diagnosis.show_batch import show_batch
 from toque.workflows.inference.open_served import open_models
-from toque.workflows.model_record import find_chat_template
+from toque.workflows.trained_model.model_codec import find_chat_template
 from workflows.test_chat_bases import TEMPLATE, chat_base
 
 FOODS = ("rice", "beans", "leeks", "eggs", "pears", "oats", "figs", "kale")
@@ -160,9 +160,10 @@ def test_a_template_writes_one_day_in_the_store_and_whenever_the_model_is_asked(
     )
     assert text.startswith(written)
     assert (
-        dated(codec.settings["chat_template"], day) == codec.settings["chat_template"]
+        fix_date(codec.settings["chat_template"], day)
+        == codec.settings["chat_template"]
     )
-    assert dated(TEMPLATE, day) == TEMPLATE
+    assert fix_date(TEMPLATE, day) == TEMPLATE
     ids = prompt_ids(codec, "Rice?", "decoder", "conversations")
     assert codec.decode(ids).startswith(written)
 
@@ -359,7 +360,7 @@ def test_named_templates_keep_what_a_conversation_says(base, tmp_path, name):
     [
         (UNENDED, DataError, "does not end an answer"),
         ("{{ raise_exception('no') }}", DataError, "the chat template refuses it: no"),
-        (FORGETS, DataError, r"data.loss_on=last_answer to learn only the last"),
+        (FORGETS, DataError, r"data.loss_on=last_answer to train only on the last"),
     ],
 )
 def test_a_template_that_cannot_be_learnt_is_refused(
@@ -379,7 +380,9 @@ def test_a_template_that_cannot_be_learnt_is_refused(
 def test_settings_of_conversations_are_refused_where_there_are_none(base, tmp_path):
     config = configured(base, tmp_path, chat_template="plain")
     (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "target": "b"}\n' * 2)
-    with pytest.raises(ConfigError, match=r"no source of data.sources has any"):
+    with pytest.raises(
+        ConfigError, match=r"no source of data.sources has conversations"
+    ):
         toque.prepare(config)
     with pytest.raises(ConfigError, match=r"must be .*plain, chatml.*not 'nowhere'"):
         toque.prepare(configured(base, tmp_path, chat_template="nowhere"))
@@ -483,4 +486,4 @@ def test_a_conversation_that_the_model_reads_whole_is_kept_whole(base, tmp_path,
                 configured(base, tmp_path, **data, on_overlong="split"), replace=True
             )
         assert not any(whole)
-        assert "The model has no more positions" in said
+        assert "The model's context length is only 512 tokens, so " in said

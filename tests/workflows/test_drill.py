@@ -10,10 +10,8 @@ from fixtures.processes import python, toque
 from toque.config import load_config, resolved_yaml
 from toque.errors import ConfigError
 from toque.workflows.configure import configure, with_origins
-from toque.workflows.diagnosis.drill import (
-    QUIET,
-    convert_times_to_steps,
-    drill,
+from toque.workflows.diagnosis.drill import QUIET, convert_times_to_steps, drill
+from toque.workflows.diagnosis.run_facts import (
     events,
     facts_of,
     find_differences,
@@ -24,7 +22,8 @@ from toque.workflows.diagnosis.drill import (
 KILLS = """
 import json, os, random, sys, time
 from pathlib import Path
-from toque.workflows.diagnosis.drill import Session, kill_and_continue
+from toque.workflows.diagnosis.kills import kill_and_continue
+from toque.workflows.diagnosis.training_session import Session
 
 folder, lasting = Path(sys.argv[1]), sys.argv[2] == "exact"
 

@@ -25,7 +25,7 @@ from toque.serving.server import Server
 from toque.workflows.inference.open_model import open_model
 from toque.workflows.inference.open_served import open_models
 from toque.workflows.inference.talk import open_talk
-from toque.workflows.model_record import find_chat_template
+from toque.workflows.trained_model.model_codec import find_chat_template
 
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>", "<|call|>")
 ENDOFTEXT, USER, ASSISTANT, END, CALL = range(256, 261)

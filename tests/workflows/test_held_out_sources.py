@@ -55,7 +55,7 @@ def test_held_out_examples_are_those_of_the_files_named(tmp_path, max_examples):
     assert targets(store, "train") == [
         f"It is {n} cups." for n in range(max_examples or 40)
     ]
-    assert "by source" in report.splitting()
+    assert "by source" in report.describe_split()
     assert (
         report.leaked_bodies == 5
     )  # the same questions, answered otherwise, are counted

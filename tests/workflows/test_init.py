@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.reporter import millions
-from toque.workflows.first_config.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.first_config.init_base import NOT_SEEN
-from toque.workflows.first_config.sizing import SIZES, Size
+from toque.workflows.first_config.model_sizes import SIZES, Size
+from toque.workflows.first_config.source_survey import DOCUMENTS, PAIRS, RECIPES, TOKENS
 
 
 def rate(size: Size, characters: float, tokenizer: str) -> float:
@@ -162,11 +163,11 @@ def test_a_run_of_few_updates_says_so(capsys: pytest.CaptureFixture[str]) -> Non
     few = [*SHORT[1:], "train.stop_after=1 epochs", "train.batch=16384 tokens"]
     assert main(["train", "my.yaml", *few]) == 0
     assert (
-        "  warning       the run has about 2 updates, which teach"
+        "  warning       the run has only about 2 updates, so"
         in capsys.readouterr().err
     )
     assert main(["train", "my.yaml", *SHORT, "run_dir=runs/other"]) == 0
-    assert "which teach little" not in capsys.readouterr().err  # so many were asked for
+    assert "learns little" not in capsys.readouterr().err  # so many were asked for
 
 
 @pytest.mark.usefixtures("kitchen")
@@ -200,9 +201,11 @@ def test_of_a_compressed_file_all_records_are_estimated_from_the_first(
         pictures = [bytes(1000)] * len(rows)  # as much again, which nobody reads
         table = arrow.Table.from_pylist(rows).append_column("image", [pictures])
         parquet.write_table(table, name, compression="zstd", use_dictionary=False)
-    monkeypatch.setattr("toque.workflows.first_config.init._LOOK_BYTES", 1 << 19)
+    monkeypatch.setattr(
+        "toque.workflows.first_config.source_survey._LOOK_BYTES", 1 << 19
+    )
     (found,) = toque.init(name).sources
-    assert not found.whole
+    assert not found.is_complete
     assert found.records == pytest.approx(24 * 80, rel=0.1)
 
 
@@ -251,7 +254,7 @@ def test_a_large_file_is_counted_by_a_part_of_it(kitchen: Path) -> None:
     ]
     (kitchen / "large.jsonl").write_text("\n".join(lines))
     (found,) = toque.init("large.jsonl").sources
-    assert not found.whole
+    assert not found.is_complete
     assert found.records == pytest.approx(20_000, rel=0.1)
     assert str(found).startswith("json-lines, about ")
 
@@ -532,7 +535,10 @@ def test_lengths_cut_nothing_that_the_base_could_read(
     assert data.max_prompt_tokens + data.max_target_tokens <= 129
     lines_of("long.jsonl", [{"prompt": "salt " * 90, "completion": "milk. " * 90}] * 20)
     assert main(["init", "long.jsonl", "--start-from", str(base), "--replace"]) == 0
-    assert "The model has no more positions" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert re.search(
+        r"context length is only 128 tokens, so \d+\.\d% of the target tokens", out
+    )
     data = load_config("my.yaml").config.data
     assert data.max_prompt_tokens + data.max_target_tokens == 129
 

@@ -10,7 +10,7 @@ import pytest
 import toque
 from fixtures.kitchens import Notices, tiny_config
 from toque.config import load_config
-from toque.config.cross_checks import explain_new_length
+from toque.config.new_length import can_change_length
 from toque.errors import CheckpointError
 from toque.storage.atomic import sha256_of
 from toque.training.checkpoint.saved import read_manifest
@@ -115,13 +115,13 @@ def test_an_unfinished_run_of_a_falling_rate_keeps_its_length():
         toque.train(configuration("unfinished", train=to(8), optim={"peak_lr": 2e-2}))
 
 
-def told(at: Progress, old: str, new: str, **optim) -> str | None:
+def may_continue(at: Progress, old: str, new: str, **optim) -> bool:
     def config(length: str) -> toque.RunConfig:
         return toque.configure(
             optim={"warmup": "10 steps", **optim}, train={"stop_after": length}
         )
 
-    return explain_new_length(config(old), config(new), at)
+    return can_change_length(config(old), config(new), at)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def told(at: Progress, old: str, new: str, **optim) -> str | None:
     ],
 )
 def test_what_may_be_longer(at, old, new, optim, may):
-    assert (told(at, old, new, **optim) is not None) == may
+    assert may_continue(at, old, new, **optim) == may
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,9 @@ def test_a_length_of_the_whole_command_ends_where_its_limit_says(
         )
 
     at = Progress(10, seconds=24.0)
-    notice = explain_new_length(config(old), config(new), at, total_seconds=reached)
-    assert (notice is not None) == may
+    old_config, new_config = config(old), config(new)
+    can_change = can_change_length(old_config, new_config, at, total_seconds=reached)
+    assert can_change == may
 
 
 def test_stages_of_a_curriculum_keep_their_length():
@@ -188,10 +189,8 @@ def test_stages_of_a_curriculum_keep_their_length():
             train={"stop_after": length}, curriculum={"stages": stages}
         )
 
-    assert (
-        explain_new_length(config("300 steps"), config("400 steps"), Progress(300))
-        is None
-    )
+    old, new = config("300 steps"), config("400 steps")
+    assert not can_change_length(old, new, Progress(300))
 
 
 def test_a_checkpoint_older_than_keyed_masks_continues_and_that_is_said_once():

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 import toque
 from plain_transformers import FAMILIES, PROMPTS, model_folder, plain
-from toque.data.tokenizer.codec import Codec, asking_bounds, load_codec
+from toque.data.tokenizer.codec import Codec, generation_bounds, load_codec
 from toque.errors import CheckpointError
 
 
@@ -56,7 +56,7 @@ def test_the_ids_read_are_those_of_training(
     tokenizer = AutoTokenizer.from_pretrained(
         model_folder(tmp_path, family, codec, form)
     )
-    begin, end = asking_bounds(codec, FAMILIES[family][1], form)
+    begin, end = generation_bounds(codec, FAMILIES[family][1], form)
     rng = random.Random(5)
     letters = "abc eggs \n\t½ñé{<|unk>}🍲中–“\u200b\u0301"
     for text in [*PROMPTS, *("".join(rng.choices(letters, k=60)) for _ in range(200))]:

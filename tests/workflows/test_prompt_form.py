@@ -221,7 +221,8 @@ def test_a_model_whose_tokenizer_was_saved_again_is_scored_on_its_store(
 )
 def test_a_prompt_of_nothing_is_refused(blank: str, how: dict[str, object]) -> None:
     with pytest.raises(
-        ConfigError, match=r"prompts, number 2 is blank.*nothing to (write|answer)"
+        ConfigError,
+        match=r"prompts, number 2 is blank.*nothing to (generate from|answer)",
     ):
         texts_asked(["soup", blank], None, **{"raw": False} | how)
 

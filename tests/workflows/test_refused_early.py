@@ -94,7 +94,10 @@ UNFIT = [
         "model.shape={n_embd: 16, n_layer: 1, n_head: 2, n_positions: 128}",
         "128 positions",
     ),
-    ("model.shape={n_embd: 16, n_layer: 1, n_head: 3}", "does not make a gpt2 model"),
+    (
+        "model.shape={n_embd: 16, n_layer: 1, n_head: 3}",
+        "does not describe a gpt2 model",
+    ),
     ("model.shape={n_embd: 16, n_heads: 2}", "Nearest: n_head."),
     ("train.row_tokens=64", "train.row_tokens sets rows of 64 tokens"),
     ("train.batch=64 tokens", 'Set train.batch to "320 tokens" or more'),

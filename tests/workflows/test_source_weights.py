@@ -59,13 +59,13 @@ def test_weights_become_draws_of_the_stores_sources(folder: Path) -> None:
     config = load_config(str(config_of(folder, 1.0, 2.5)), []).config
     store = TokenStore.open(folder / "store")
     rows = store.rows("train")
-    mixture = Mixture.from_settings(config.data, store, rows, seed=1)
+    mixture = Mixture.for_rows(config.data, store, rows, seed=1)
     assert mixture is not None
     n = [int((store.column("source")[rows] == number).sum()) for number in (0, 1)]
     assert mixture.draws == [n[0], round(2.5 * n[1])]
-    assert f"dump {n[1]} x 2.5 = {round(2.5 * n[1])}" in mixture.in_words(config.data)
+    assert f"dump {n[1]} x 2.5 = {round(2.5 * n[1])}" in mixture.describe(config.data)
     plain = load_config(str(config_of(folder, 1.0, 1.0)), []).config
-    assert Mixture.from_settings(plain.data, store, rows, seed=1) is None
+    assert Mixture.for_rows(plain.data, store, rows, seed=1) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_weights_of_other_sources_are_refused(
     config = load_config(str(config_of(folder, *weights, paths=paths)), []).config
     store = TokenStore.open(folder / "store")
     with pytest.raises(ConfigError, match=words):
-        Mixture.from_settings(config.data, store, store.rows("train"), seed=1)
+        Mixture.for_rows(config.data, store, store.rows("train"), seed=1)
 
 
 def test_a_run_continues_with_its_own_weights_only(
@@ -189,10 +189,10 @@ def test_texts_of_no_task_count_as_none_of_recipes(tmp_path: Path) -> None:
     assert set(tasks[sources == 0].tolist()) == {0, 6}
     assert set(tasks[sources == 1].tolist()) == {NO_TASK}
     rows = store.rows("train")
-    mixture = Mixture.from_settings(config.data, store, rows, seed=1)
+    mixture = Mixture.for_rows(config.data, store, rows, seed=1)
     assert mixture is not None
     n_texts = int((tasks[rows] == NO_TASK).sum())
-    assert f"of no task {n_texts} x 1 = {n_texts}" in mixture.in_words(config.data)
+    assert f"of no task {n_texts} x 1 = {n_texts}" in mixture.describe(config.data)
     toque.train(config)
     scored = json.loads((tmp_path / "run" / "evaluation.json").read_text())["tasks"]
     held_out = tasks[store.rows("validation")]
@@ -217,6 +217,6 @@ def test_a_folder_named_by_its_place_is_the_stores(
     config = tiny_config(run_dir=str(tmp_path / "run"), data=data)
     store = toque.prepare(config).store
     n = int((store.column("source")[store.rows("train")] == 0).sum())
-    mixture = Mixture.from_settings(config.data, store, store.rows("train"), seed=1)
+    mixture = Mixture.for_rows(config.data, store, store.rows("train"), seed=1)
     assert mixture is not None
     assert mixture.draws[0] == 2 * n

@@ -10,7 +10,7 @@ from toque.config import load_config
 from toque.config.dump import to_yaml
 from toque.errors import ConfigError
 from toque.training.stopping import CommandClock
-from toque.workflows.diagnosis.drill import StopAt
+from toque.workflows.diagnosis.training_session import StopAt
 from toque.workflows.run_length import extrapolate_seconds
 from toque.workflows.train import train
 
@@ -84,7 +84,7 @@ def test_a_total_that_has_come_to_its_end_goes_on_when_it_is_raised(settings):
     (said,) = [
         text for text in notices.notices if "it continues to 60 seconds total" in text
     ]
-    assert "rises now to its value at this point of a run of 60 seconds total" in said
+    assert "rises to its value at this point of a run of 60 seconds total" in said
     assert go("60").step == longer.step
 
 
@@ -188,7 +188,7 @@ def test_texts_without_time_are_left_out_and_counted(settings):
     scores = json.loads((run.folder / "evaluation.json").read_text())["generated"]
     assert scores["texts"] + scores["texts_left_out"] == 16
     assert 0 < scores["texts_left_out"] <= 16
-    said = next(text for text in notices.notices if "of 16 texts not written" in text)
+    said = next(text for text in notices.notices if "of 16 texts not generated" in text)
     assert "the time limit of train.stop_after left no time for them" in said
     assert clock.now - command.began <= 110.0  # a reading after each of the last steps
 
@@ -200,9 +200,11 @@ def test_a_model_of_a_few_updates_writes_no_texts(settings):
     run = train(limited, clock=command, callbacks=[clock], reporter=notices)
     assert 0 < run.step < 10
     assert (run.folder / "samples.jsonl").read_text() == ""
-    said = [text for text in notices.notices if "1 of 1 text not written" in text]
+    said = [text for text in notices.notices if "1 of 1 text not generated" in text]
     assert said
-    assert all("random weights writes none before update 10" in text for text in said)
+    assert all(
+        "random weights generates no texts before update 10" in text for text in said
+    )
     evaluated = [e for e in run.history if e["event"] == "evaluation"]
     assert [e["texts_left_out"] for e in evaluated] == [1] * len(evaluated)
 

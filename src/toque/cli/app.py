@@ -1,4 +1,4 @@
-"""Commands: `toque VERB [CONFIG] [section.field=value ...]`."""
+"""Application of the command line: `toque VERB [CONFIG] [section.field=value ...]`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Add `--traceback` to any command to print the traceback of an error.
 
 OUTPUT_LOST = 1
 REFUSED_FILE = 1
-STOPPED_UNSAVED = 130  # the shell's exit code after SIGINT: 128 + 2
+STOPPED_UNSAVED = 130  # a shell's exit code after SIGINT: 128 + 2
 
 app = App(
     name="toque",
@@ -90,9 +90,10 @@ for _flag in ("--help", "--version"):
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # called as a command, not by a test or a program
         quieten_libraries()
+        argv = sys.argv[1:]
+    words = list(argv)
     launch.COMMAND.set(words)
     follow_launcher()
     # Experiment trackers record sys.argv, and the address of a webhook is a secret.
@@ -101,12 +102,13 @@ def main(argv: list[str] | None = None) -> int:
         with standard_streams(working=launch.verb_of(words) in WORKING_VERBS):
             code = _run(words)
     except OutputLostError as error:
-        code = 0  # the reader closed the pipe: `toque presets | head -1`
-        if not isinstance(error.__cause__, BrokenPipeError):
+        code = OUTPUT_LOST
+        if isinstance(error.__cause__, BrokenPipeError):
+            code = 0  # the reader closed the pipe: `toque presets | head -1`
+        else:
             _print_error(
                 f"Cannot write to standard output: {error.__cause__}. The result is lost."
             )
-            code = OUTPUT_LOST
     if launch.is_rank():
         launch.exit_immediately(code)
     return code
@@ -130,8 +132,8 @@ def _run(words: list[str]) -> int:
             _print_error(error.message(flag))
         return error.exit_code
     except OSError as error:
-        # A file that cannot be opened, e.g. without permission, and that no workflow checks.
-        # Other errors are bugs and keep their traceback.
+        # No workflow has checked this file, which cannot be opened, e.g. without permission. Other
+        # OSErrors are bugs and keep their traceback.
         if show_traceback or error.filename is None:
             raise
         _print_error(
@@ -147,7 +149,7 @@ def _run(words: list[str]) -> int:
 
 
 def _hint_to_continue(words: list[str]) -> str:
-    """Return how to continue after Ctrl-C. Return "" for a command that saves nothing."""
+    """Explain how to continue after Ctrl-C, or return "" for a command that saves nothing."""
     if launch.verb_of(words) not in WORKING_VERBS:
         return ""
     command = " ".join(map(in_shell, launch.without_secrets(words)))
@@ -158,4 +160,5 @@ def _hint_to_continue(words: list[str]) -> str:
 
 
 def _print_error(text: str) -> None:
+    """Print an error on standard error."""
     print(f"toque: {text}", file=sys.stderr)

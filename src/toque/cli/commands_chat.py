@@ -6,15 +6,19 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
 
 from toque.cli.console import ConsoleReporter, flag, for_terminal
+from toque.cli.text_flags import ChatFlags
 from toque.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from toque.models.generation.options import GenerationOptions
     from toque.workflows.inference.talk import Talk
 
+_DEFAULT_FLAGS: Final = ChatFlags()
 _HELP: Final = """\
 /compare QUESTION  ask both models, each after its own conversation
 /save FILE         save the conversation in a new JSON file, which data.sources can read
@@ -29,44 +33,28 @@ def chat(
     /,
     *,
     system: str | None = None,
-    max_new_tokens: int = 512,
-    temperature: float = 0.7,
-    top_p: float = 0.95,
-    seed: int = 0,
+    flags: Annotated[ChatFlags, Parameter(name="*")] = _DEFAULT_FLAGS,
     device: str = "auto",
-    precision: Literal["auto", "bf16", "float32"] = "float32",
 ) -> int:
     """Chat with a model in the terminal.
 
-    The model receives the entire conversation. Type /help for other commands. In a pipe, each line
-    is a question, and the exit code is the code of the last error.
+    The model receives the entire conversation. Type /help for a list of commands. In a pipe, each
+    line is a question, and the exit code is the code of the last failed question.
 
     Args:
         run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
         other: a second model for /compare.
         system: system message, for models that were trained with one.
-        max_new_tokens: maximum tokens of an answer.
-        temperature: randomness of the answers. 0 always chooses the most likely token.
-        top_p: sample from the most likely tokens that together have this probability.
-        seed: the same seed and questions write the same answers.
+        flags: flags for answers.
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
-        precision: number format of the matrix products. auto uses bf16 only on processors that
-            support it.
     """
-    from toque.models.generation.options import GenerationOptions
     from toque.workflows.inference.talk import open_talk
-    from toque.workflows.model_record import check_model
+    from toque.workflows.trained_model.folders import check_model
 
-    options = GenerationOptions(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        precision=precision,
-    )
+    options = flags.to_options()
     reporter = ConsoleReporter()
     names = [run_or_model, other] if other else [run_or_model]
-    for name in names:  # check both models before the first is loaded
+    for name in names:  # before the first model is loaded, which takes seconds
         check_model(name)
     talks = [
         open_talk(name, system=system, device=device, reporter=reporter)
@@ -81,9 +69,10 @@ def chat(
         try:
             if line == "/exit":
                 break
-            _answer(line, talks, options)
+            _run_line(line, talks, options)
         except (ConfigError, DataError) as error:
             print(error.message(flag), file=sys.stderr)
+            # Only questions set the exit code, not commands such as /save.
             if not interactive and not line.startswith("/"):
                 code = error.exit_code
     return code
@@ -93,9 +82,8 @@ def _input_lines() -> Iterator[str]:
     """Yield the lines of standard input that are not blank."""
     with suppress(ImportError):
         import readline  # noqa: F401  # line editing and history for `input`
-    if isinstance(
-        sys.stdin, io.TextIOWrapper
-    ):  # invalid UTF-8 is an error of its line only
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Invalid UTF-8 is an error in its line only.
         sys.stdin.reconfigure(errors="surrogateescape")
     prompt = "\n> " if sys.stdin.isatty() else ""
     while True:
@@ -107,35 +95,45 @@ def _input_lines() -> Iterator[str]:
             yield line
 
 
-def _answer(line: str, talks: list[Talk], options: GenerationOptions) -> None:
-    """Answer a question, or run a command such as /save."""
-    word, _, argument = line.partition(" ")
-    argument = argument.strip()
+def _run_line(line: str, talks: list[Talk], options: GenerationOptions) -> None:
+    """Answer a question, or run a command such as /save.
 
+    Raises:
+        ConfigError: The command does not exist or cannot be run.
+    """
     if not line.startswith("/"):
         _ask(talks[0], line, options)
-    elif word == "/compare":
-        if len(talks) < 2 or not argument:
-            raise ConfigError(
-                "/compare needs two models and a question. Start with `toque chat MODEL OTHER`, "
-                "and type /compare QUESTION."
-            )
-        for talk in talks:
-            print(f"[{talk.name}]")
-            _ask(talk, argument, options)
+        return
+    word, _, argument = line.partition(" ")
+    argument = argument.strip()
+    if word == "/compare":
+        _compare(talks, argument, options)
     elif word == "/save":
         if not argument:
             raise ConfigError("/save needs a file, e.g. /save talk.jsonl.")
         print(f"saved to {talks[0].save(argument)}")
-    elif word in ("/undo", "/new"):
+    elif word == "/undo":
         for talk in talks:
-            n_turns = sum(turn["role"] != "system" for turn in talk.turns)
-            n_removed = min(2, n_turns) if word == "/undo" else n_turns
-            talk.turns = talk.turns[: len(talk.turns) - n_removed]
+            talk.undo()
+    elif word == "/new":
+        for talk in talks:
+            talk.restart()
     elif word == "/help":
         print(_HELP)
     else:
         raise ConfigError(f"{word} is not a command. {_HELP}")
+
+
+def _compare(talks: list[Talk], question: str, options: GenerationOptions) -> None:
+    """Ask both models a question, each after its own conversation."""
+    if len(talks) < 2 or not question:
+        raise ConfigError(
+            "/compare needs two models and a question. Start with `toque chat MODEL OTHER`, "
+            "and type /compare QUESTION."
+        )
+    for talk in talks:
+        print(f"[{talk.name}]")
+        _ask(talk, question, options)
 
 
 def _ask(talk: Talk, question: str, options: GenerationOptions) -> None:

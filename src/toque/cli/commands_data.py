@@ -26,19 +26,21 @@ def load(
     config: str,
     overrides: Iterable[str],
     *,
-    trust_code: bool | None = None,
+    trust_code: bool = False,
     hardware: str | None = None,
 ) -> Resolved:
-    """Load the configuration of a command line."""
+    """Load the configuration of a command. `trust_code` is the flag --trust-code."""
     from toque.config import load_config
 
+    # By default, load_config trusts the user's own file, but not the config.yaml of a run folder,
+    # which may come from anyone.
     return load_config(
-        config, list(overrides), trust_code=trust_code, hardware=hardware
+        config, list(overrides), trust_code=trust_code or None, hardware=hardware
     )
 
 
 def loading(reporter: ConsoleReporter | None = None) -> AbstractContextManager[object]:
-    """Show progress while torch is imported, which takes seconds."""
+    """Show progress in the block, which imports torch and takes seconds."""
     if not is_first_rank():
         return nullcontext()
     return (reporter or ConsoleReporter()).working("loading torch")
@@ -54,10 +56,10 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
         overrides: settings to change, as section.field=value.
         replace: delete a store that was made from other data or settings.
     """
-    # Only a process with one thread can fork workers. numpy would start a thread per core.
+    # Only a process with one thread can fork workers, and numpy would start a thread per core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
-    from toque.reports.store_page import store_page
+    from toque.reports.store_page import build_store_page
     from toque.workflows.prepare import (
         describe_result,
         prepare_store,
@@ -65,12 +67,12 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     )
 
     result = prepare_store(settings, replace=replace, reporter=ConsoleReporter())
-    print_page(store_page(result.store.path, result.report))
+    print_page(build_store_page(result.store.path, result.report))
     summary = describe_result(result, settings.data.engine)
     command = f"toque report {in_shell(result.store.path)}"
     print(f"{summary} `{command}` writes this report as a web page.", flush=True)
     if not result.reused:
-        # After the report, which shows the reason.
+        # After the report, because it shows the reason.
         refuse_untrainable(settings, result.store)
 
 
@@ -93,7 +95,7 @@ def show(config: str, /, *overrides: Overrides, hardware: str | None = None) -> 
 def show_batch(
     config: str, /, *overrides: Overrides, step: int = 1, most: int = 4
 ) -> None:
-    """Print the texts of one update as the model receives them: augmented, one example at a time.
+    """Print the texts of one update, one example at a time, augmented as the model receives them.
 
     Args:
         config: YAML file or preset.
@@ -127,7 +129,7 @@ def schema() -> None:
 
 
 def presets() -> None:
-    """List the configurations that come with Toque."""
+    """List the configurations that are part of Toque."""
     from toque.config import presets as list_presets
 
     for name, summary in list_presets().items():
@@ -215,15 +217,6 @@ def init(
             ingredients, steps. For a line break, write a backslash and an n.
         replace: overwrite an existing file.
     """
-    fields = dict[str, str | list[str]]()
-    for column in columns or []:
-        part, equals, field = column.partition("=")
-        if not equals or part in fields:
-            raise ConfigError(
-                f"--columns must name each part once, as PART=FIELD, not {column!r}, e.g. "
-                "--columns prompt=question --columns target=answer."
-            )
-        fields[part] = field.replace(r"\n", "\n")
     from toque.workflows.first_config.init import init as workflow
 
     result = workflow(
@@ -234,8 +227,26 @@ def init(
         for_=for_,
         tokenizer=tokenizer,
         encoding=encoding,
-        columns=fields or None,
+        columns=_parse_columns(columns or []) or None,
         replace=replace,
         reporter=ConsoleReporter(),
     )
     print(result)
+
+
+def _parse_columns(columns: Iterable[str]) -> dict[str, str | list[str]]:
+    """Convert the values of --columns to a template or field by part.
+
+    Raises:
+        ConfigError: A value has another form, or two values name the same part.
+    """
+    fields: dict[str, str | list[str]] = {}
+    for column in columns:
+        part, equals, field = column.partition("=")
+        if not equals or part in fields:
+            raise ConfigError(
+                f"--columns must name each part once, as PART=FIELD, not {column!r}, e.g. "
+                "--columns prompt=question --columns target=answer."
+            )
+        fields[part] = field.replace(r"\n", "\n")  # a shell passes the two characters
+    return fields

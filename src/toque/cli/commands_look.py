@@ -14,10 +14,10 @@ from toque.cli.console import ConsoleReporter, print_checkup
 def doctor(run: str | None = None, /, *, json: bool = False) -> None:
     """Check this machine, or find the bottleneck of a run.
 
-    Without RUN: checks versions, processor, GPUs, a compile, a sum over two processes, disk,
-    memory, limits, credentials and extras, and prints how to fix each problem. The exit code is 1
-    if a required part is broken. With RUN, which may be training or killed: prints where its time
-    went, what limits its speed, and which change should help by how much.
+    Without RUN: checks versions, processor, GPUs, compilation, communication of two processes,
+    disk, memory, limits, credentials and extras, and prints how to fix each problem. The exit code
+    is 1 if a required part is broken. With RUN, which may be training or killed: prints where its
+    time went, what limits its speed, and the expected gain of each change.
 
     Args:
         run: run folder.
@@ -60,18 +60,19 @@ def plan(
         hardware: a GPU such as rtx-4090 or h100, from its data sheet, with the settings that CONFIG
             has for it. Default: this machine, measured.
         gpus: number of these GPUs that share every update. Memory is per GPU.
-        utilisation: per cent of peak FLOP/s to assume. Default: a measured value, or a guess that
-            the output names.
+        utilisation: per cent of peak FLOP/s to assume. Default: a measured value or a guess. The
+            output names the source.
         json: print one JSON object instead of a table.
     """
     from toque.config.resolve import names_card
     from toque.hardware.cards import card_named
 
-    section = None
+    settings_for = None
     if hardware is not None:
         hardware = card_named(hardware).name
-        section = hardware if names_card(config, hardware) else None
-    settings = load(config, overrides, hardware=section).config
+        if names_card(config, hardware):  # CONFIG has settings for this GPU
+            settings_for = hardware
+    settings = load(config, overrides, hardware=settings_for).config
     with loading():
         from toque.workflows.plan.plan import plan as workflow
 

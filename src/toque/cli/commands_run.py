@@ -6,10 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
 from cyclopts import Parameter
 
@@ -17,7 +16,6 @@ from toque.cli.commands_data import Overrides, load, loading
 from toque.cli.console import (
     ConsoleReporter,
     StreamPrinter,
-    flag,
     for_terminal,
     print_drill,
 )
@@ -28,7 +26,8 @@ from toque.cli.launch import (
     start_ranks,
     starts_ranks,
 )
-from toque.errors import ConfigError, Interrupted, in_shell
+from toque.cli.text_flags import TextFlags
+from toque.errors import Interrupted, in_shell
 from toque.training.distributed.accelerate import refuse_lone_process
 from toque.user_paths import named_path
 from toque.workflows.results import advise_on_texts, existing_folder
@@ -38,9 +37,11 @@ if TYPE_CHECKING:
     from toque.config import RunConfig
     from toque.workflows.results import Answer, TrainedRun, Written
 
+_DEFAULT_TEXTS: Final = TextFlags()
+
 
 def demo(*overrides: Overrides, n: int | None = None) -> None:
-    """Prepare, train, evaluate, and write three recipes, with a synthetic cookbook.
+    """Prepare a synthetic cookbook, train a model, evaluate it and generate three recipes.
 
     Args:
         overrides: settings to change, as section.field=value.
@@ -90,22 +91,16 @@ def train(
     check_rank_flags(gpus, restarts)
     is_launcher = starts_ranks(gpus)
     # Before torch loads, so that a mistyped setting is reported immediately.
-    resolved = load(config, overrides, trust_code=trust_code or None, hardware=hardware)
+    resolved = load(config, overrides, trust_code=trust_code, hardware=hardware)
     if not is_launcher:
         refuse_lone_process(resolved.config.train.strategy)
 
     reporter = ConsoleReporter()
-    if no_prepare and not is_launcher:
+    has_store = (Path(resolved.config.data.store) / "manifest.json").exists()
+    if not no_prepare and not has_store:
+        _prepare_before_torch(resolved.config, start, reporter)
+    elif no_prepare and not is_launcher:
         _refuse_unprepared(resolved.config)
-    elif (
-        not no_prepare
-        and not (Path(resolved.config.data.store) / "manifest.json").exists()
-    ):
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
-        with loading(reporter):
-            from toque.workflows.prepare import prepare_before_torch
-
-        prepare_before_torch(resolved.config, start=start, reporter=reporter)
 
     if is_launcher and gpus is not None:
         return start_ranks(gpus, restarts, reporter)
@@ -128,15 +123,30 @@ def train(
         _raise_interrupted(run, ["train", config, *overrides, *trust_flag], flags)
     if is_first_rank():
         folder = in_shell(run.folder)
-        ConsoleReporter().notice(
+        reporter.notice(
             f"`toque report {folder}` writes a page about the run. `toque generate {folder} "
-            '--prompt "..."` writes text with its model.'
+            '--prompt "..."` generates text with its model.'
         )
     return 0
 
 
+def _prepare_before_torch(
+    config: RunConfig, start: str | None, reporter: ConsoleReporter
+) -> None:
+    """Prepare the store of a run while no library has started threads."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
+    with loading(reporter):
+        from toque.workflows.prepare import prepare_before_torch
+
+    prepare_before_torch(config, start=start, reporter=reporter)
+
+
 def _refuse_unprepared(config: RunConfig) -> None:
-    """Check that the store exists, before torch loads."""
+    """Check that the store exists. Do not load torch.
+
+    Raises:
+        DataError: The store is missing.
+    """
     from toque.workflows.prepared_store import refuse_unprepared
 
     refuse_unprepared(config)
@@ -145,7 +155,13 @@ def _refuse_unprepared(config: RunConfig) -> None:
 def _raise_interrupted(
     run: TrainedRun, words: Sequence[str], flags: Mapping[str, object]
 ) -> NoReturn:
-    """Raise the error of a command that a signal stopped. It shows how to continue."""
+    """Raise the error of a command that a signal stopped, with the command that continues.
+
+    Args:
+        run: The interrupted run.
+        words: The command.
+        flags: Values of its flags. A flag without a value is None.
+    """
     shown_words: list[object] = [word for word in words if not is_secret(word)]
     note = ""
     if len(shown_words) < len(words):
@@ -175,14 +191,18 @@ def evaluate(
         trust_code: import the metrics that the run's config.yaml names.
     """
     if config is not None and "=" in config and not named_path(config).exists():
+        # Without CONFIG, as in `toque evaluate RUN evaluation.texts=4`.
         overrides = (config, *overrides)
         config = None
     run_config = config_of(existing_folder(run_or_model))
     settings = None
     if config is not None:
-        settings = load(config, overrides, trust_code=trust_code or None).config
+        settings = load(config, overrides, trust_code=trust_code).config
     elif run_config.exists():
-        settings = load(str(run_config), overrides, trust_code=trust_code).config
+        from toque.config import load_config
+
+        # The folder may come from anyone, so code needs the flag.
+        settings = load_config(run_config, overrides, trust_code=trust_code).config
     from toque.workflows.evaluate import evaluate as workflow
 
     print(workflow(run_or_model, settings, reporter=ConsoleReporter()))
@@ -196,23 +216,12 @@ def generate(
     file: str | None = None,
     task: str | None = None,
     choices: list[str] | None = None,
-    adapter: list[str] | None = None,
-    n: int = 1,
-    max_new_tokens: int | None = None,
-    temperature: float = 0.7,
-    top_p: float = 0.95,
-    no_repeat_ngram_size: int | None = None,
-    seed: int = 0,
+    flags: Annotated[TextFlags, Parameter(name="*")] = _DEFAULT_TEXTS,
     raw: bool = False,
     device: str = "auto",
-    precision: Literal["auto", "bf16", "float32"] = "float32",
-    must_use: bool = False,
-    schema: str | None = None,
-    best_of: int = 1,
-    by: str | None = None,
     json: bool = False,
 ) -> None:
-    """Write text for one or more prompts, or choose one of several answers.
+    """Generate text for one or more prompts, or choose one of several answers.
 
     In a terminal, the text appears token by token.
 
@@ -225,94 +234,43 @@ def generate(
         task: a task that the model was trained on: nutrition, difficulty, cuisine, title,
             next_step, or a task that the run defines. Its prompts are records with the fields of
             the task (--file), or a text if it has one field. If the task has classes, the answer is
-            one of them, with the probability of each.
+            one of them, with the probability of each class.
         choices: a possible answer to an unchanged prompt. Repeat it for every answer.
-        adapter: adapter folder, or a run that trained an adapter. Repeat it to write each text
-            with several adapters. The base model is loaded once.
-        n: number of texts per prompt.
-        max_new_tokens: maximum tokens of a text. Default: the target length of the training.
-        temperature: randomness of the text. 0 always chooses the most likely token.
-        top_p: sample from the most likely tokens that together have this probability.
-        no_repeat_ngram_size: length in tokens of a sequence that may not appear twice in a text.
-            0 allows repetition. Default: 12 for recipes as text, otherwise 0.
-        seed: the same seed writes the same texts.
+        flags: flags for texts.
         raw: use the prompt unchanged, without the format of the training data.
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
-        precision: number format of the matrix products. bf16 is faster on processors that support
-            it, but a text can then depend on other texts in its batch and differ from float32. auto
-            uses bf16 only on these processors.
-        must_use: require the recipe format, with all ingredients of the prompt in the list.
-        schema: require JSON of this schema: a file, or "recipe" for schema.org's Recipe.
-        best_of: number of texts to write per prompt. The best one (with --n, the n best) is
-            printed with its score and the mean score.
-        by: the score with which --best-of compares texts: recipe_score, another recipe score, or
-            likelihood, the mean log-probability of the tokens. Default: recipe_score for recipe
-            prompts, with soups and drinks that heat an oven last, otherwise likelihood.
         json: print one JSON object per line.
     """
-    reporter = ConsoleReporter()
-    printer = (
-        StreamPrinter() if sys.stdout.isatty() and not json and best_of == 1 else None
-    )
-    prompts = prompt or []
-    shared: dict[str, Any] = {
-        "file": file,
-        "task": task,
-        "raw": raw,
-        "device": device,
-        "reporter": reporter,
-    }
     from toque.workflows.inference import generate as workflow
 
+    reporter = ConsoleReporter()
+    prompts = prompt or []
+    printer: StreamPrinter | None = None
     texts: Sequence[Written | Answer]
-    if choices or (
-        task is not None and workflow.has_classes(run_or_model, task, adapter or [])
-    ):
-        text_options = {
-            "adapter": adapter,
-            "must_use": must_use,
-            "schema": schema,
-            "best_of": best_of,
-            "by": by,
-            "precision": precision,
-            "n": n,
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "no_repeat_ngram_size": no_repeat_ngram_size,
-            "seed": seed,
-        }
-        parameters = signature(generate).parameters
-        for name, value in text_options.items():
-            if value != parameters[name].default:
-                shown_flag = (
-                    flag(f"precision={value}") if name == "precision" else flag(name)
-                )
-                raise ConfigError(
-                    f"{shown_flag} is for texts. --choices, or a --task with classes, compares "
-                    "answers with one model in float32. Leave one of the flags out."
-                )
+    chooses = bool(choices)
+    if task is not None and not chooses:
+        chooses = workflow.has_classes(run_or_model, task, flags.adapter or [])
+    if chooses:
+        flags.refuse_changes()
         texts = workflow.classify(
-            run_or_model, prompts, choices=choices or [], **shared
-        )
-    else:
-        texts = workflow.generate(
             run_or_model,
             prompts,
-            adapters=adapter or [],
-            n=n,
-            must_use=must_use,
+            file=file,
+            task=task,
+            choices=choices or [],
+            raw=raw,
+            device=device,
+            reporter=reporter,
+        )
+    else:
+        if sys.stdout.isatty() and not json and flags.best_of == 1:
+            printer = StreamPrinter()
+        texts = workflow.generate_texts(
+            run_or_model,
+            flags.to_request(prompts, file=file, task=task, raw=raw),
+            device=device,
             on_text=printer,
-            schema=schema,
-            best_of=best_of,
-            by=by,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            no_repeat_ngram_size=no_repeat_ngram_size,
-            seed=seed,
-            precision=precision,
-            **shared,
+            reporter=reporter,
         )
 
     if printer is not None and printer.has_started:
@@ -349,8 +307,8 @@ def serve(
         queue: number of texts that may wait for a batch. More are refused with status 429.
         seconds: time limit of a request, in seconds.
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
-        precision: number format of the matrix products. bf16 is faster on processors that support
-            it, but a text can then depend on other texts in its batch. auto uses bf16 only on these
+        precision: precision of the matmuls. bf16 is faster on processors that support it, but a
+            text can then depend on other texts in its batch. auto uses bf16 only on these
             processors.
     """
     from toque.workflows.inference.serve import serve as workflow
@@ -391,8 +349,8 @@ def export(
             that peft loads together with the base model.
         dtype: type of the weights: f32 (default), bf16 or f16. With --format gguf: f16 (default),
             f32, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
-        push_to: repository on the Hugging Face hub, owner/name, to which the result is uploaded
-            after the comparison.
+        push_to: repository on the Hugging Face hub, owner/name, for an upload of the result after
+            the comparison.
     """
     from toque.workflows.export import export as workflow
 
@@ -415,8 +373,8 @@ def drill(
 ) -> None:
     """Test on this machine that a run survives kills, signals and damaged files.
 
-    Trains short copies of the run and interrupts or damages each of them. Every copy must end with
-    the same weights, optimizer state and losses as an undisturbed copy, to the bit. Otherwise the
+    Trains short copies of the run, and interrupts or damages each copy. The weights, optimizer
+    state and losses of every copy must be bitwise identical to an undisturbed copy. Otherwise the
     exit code is 1. The run itself is only read.
 
     Args:
@@ -447,8 +405,9 @@ def drill(
 def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
     """Check that packing, gradient accumulation and kernels do not change loss or gradients.
 
-    Computes one update on your model and data in every way, and compares it with transformers, one
-    example at a time. The exit code is 1 if a difference is larger than rounding.
+    Computes one update of your model on your data in each of these ways, and compares it with the
+    update of transformers on one example at a time. The exit code is 1 if a difference is larger
+    than the rounding error.
 
     Args:
         config: YAML file or preset.
@@ -476,8 +435,8 @@ def ablate(
 ) -> None:
     """Measure the effect of each improvement on your data, with several seeds.
 
-    Removes each improvement from a run with all of them, and adds it to a run without any. After a
-    kill, the same command continues. Equal runs are trained once.
+    Removes each improvement from a run with all improvements, and adds it to a run without any.
+    After a kill, the same command continues. Runs with equal settings are trained once.
 
     Args:
         config: YAML file or preset.

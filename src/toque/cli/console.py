@@ -1,7 +1,7 @@
 """Console: standard streams that may fail, a reporter for terminals and pipes, and tables.
 
-Progress that cannot be written is dropped. A result that cannot be written ends the command,
-without a message if the reader closed the pipe (`toque presets | head -1`).
+If progress cannot be written, it is dropped. If a result cannot be written, the command exits. It
+prints no message if the reader closed the pipe (`toque presets | head -1`).
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ if TYPE_CHECKING:
     from toque.workflows.results import Written
 
 WORKING_VERBS: Final = ("train", "demo", "ablate", "prepare")
-"""Commands with a result on disk. Their output is only progress, and a run continues without it."""
+"""Commands with a result on disk. They continue if their output, which is progress, is lost."""
 _BAR_SECONDS: Final = 0.1
 """Time between refreshes of a progress bar."""
 _LINE_SECONDS: Final = 0.25
 """Time between refreshes of a line without a bar."""
 _PATIENCE_SECONDS: Final = 2.0
-"""Time before the first line about an activity, in a pipe."""
+"""Minimum time of an activity before the first line about it, in a pipe."""
 _FIRST_PAUSE_SECONDS: Final = 30.0
-"""Time between a printed line and a line about the same activity, in a pipe. It doubles each time.
-"""
+"""Minimum time between two lines about the same activity, in a pipe. It doubles with each line."""
 _MAX_PAUSE_SECONDS: Final = 600.0
 _FLAGS: Final = {
     "start": "--from",
@@ -56,20 +55,23 @@ _FLAGS: Final = {
     "prepare": "--no-prepare",
 }
 """Flags that differ from the names of their arguments in Python."""
-# Except line breaks and tabs.
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters, except line breaks and tabs."""
 
 
 class OutputLostError(Exception):
-    """Standard output cannot be written. `__cause__` is the reason."""
+    """Error of a command that cannot write its result. `__cause__` is the reason."""
 
 
 class _SafeStream(io.TextIOBase):
-    r"""Text stream that survives write errors of another stream.
+    r"""Text stream that survives write errors of a wrapped stream.
 
-    After an error it drops text (`drop`), or raises OutputLostError. Characters that the encoding
-    does not contain are written as escapes such as "\u0416". `stream` is called at every write,
-    because `sys.stderr` may be replaced.
+    Characters that the encoding does not contain are written as escapes such as "\u0416".
+
+    Args:
+        stream: Function that returns the wrapped stream. It is called at every write, because
+            `sys.stderr` may be replaced.
+        drop: True to drop text after an error, False to raise OutputLostError.
     """
 
     def __init__(self, stream: Callable[[], TextIO | None], *, drop: bool) -> None:
@@ -110,12 +112,14 @@ class _SafeStream(io.TextIOBase):
         return super().__getattribute__(name)
 
     def _try(self, action: Callable[[TextIO], object]) -> None:
+        """Call an action with the wrapped stream, and handle its error."""
         stream = self._stream()
         if stream is None:  # closed before the process started, e.g. by `2>&-`
             return
         try:
             action(stream)
         except (OSError, ValueError) as error:
+            # A write to a closed stream raises a ValueError. Other ValueErrors are bugs.
             if isinstance(error, ValueError) and not stream.closed:
                 raise
             if not self._drop:
@@ -124,6 +128,7 @@ class _SafeStream(io.TextIOBase):
 
 
 def _write_escaped(stream: TextIO, text: str) -> None:
+    """Write a text. If the encoding lacks a character, write an escape for it."""
     try:
         stream.write(text)
     except UnicodeEncodeError:  # raised before any character is written
@@ -134,7 +139,7 @@ def _write_escaped(stream: TextIO, text: str) -> None:
 def quieten_libraries() -> None:
     """Hide warnings and logs of other libraries, unless -W or a log level is set."""
     if not sys.warnoptions:
-        # For all modules: a library can raise a warning in the name of our module.
+        # For all modules, because a library can issue a warning in the name of our module.
         warnings.simplefilter("ignore")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")  # worker processes read it
     # Both libraries read their log level when they are imported.
@@ -147,7 +152,7 @@ def quieten_libraries() -> None:
 
 @contextmanager
 def standard_streams(*, working: bool) -> Iterator[None]:
-    """Drop errors of standard error and, for a `working` command, of standard output.
+    """Drop text that standard error or, for a `working` command, standard output cannot write.
 
     Raises:
         OutputLostError: Another command cannot write its result.
@@ -160,15 +165,22 @@ def standard_streams(*, working: bool) -> Iterator[None]:
         sys.stdout.flush()
     finally:
         sys.stdout, sys.stderr = out, errors
-        # Empty both buffers, because the interpreter's flush at exit would fail.
         for stream in filter(None, (out, errors)):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                with contextlib.suppress(OSError, ValueError):
-                    null = os.open(os.devnull, os.O_WRONLY)
-                    os.dup2(null, stream.fileno())
-                    os.close(null)
+            _flush_or_discard(stream)
+
+
+def _flush_or_discard(stream: TextIO) -> None:
+    """Flush a stream. If that fails, send the rest to /dev/null.
+
+    Otherwise the interpreter's flush at exit would fail.
+    """
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def flag(name: str) -> str:
@@ -190,13 +202,13 @@ class ConsoleReporter(Reporter):
     """Reporter that prints lines on standard output, and notices and progress on standard error.
 
     On a terminal, progress is a bar or a spinner. In a pipe or a file, it is a line after two
-    seconds. Further lines follow only if nothing else was printed for 30 seconds, then 60, and so
-    on. Text that cannot be written is dropped. `lost` is the reason.
+    seconds. The next line follows if nothing else was printed for 30 seconds, then 60, and so on.
+    Text that cannot be written is dropped, and `lost` is the reason.
 
     Args:
         console: Destination of notices and progress. Default: standard error.
-        progress: Show progress.
-        quiet: Show neither notices nor progress, only lines.
+        progress: True to show progress.
+        quiet: True to show neither notices nor progress, only lines.
         clock: Function that returns the time in seconds.
     """
 
@@ -209,7 +221,7 @@ class ConsoleReporter(Reporter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._out = _SafeStream(lambda: sys.stdout, drop=True)
-        # The original stream, if rich has replaced standard error during a live display.
+        # During a live display, rich replaces standard error. Use the original stream.
         self._errors = _SafeStream(
             lambda: getattr(sys.stderr, "rich_proxied_file", sys.stderr), drop=True
         )
@@ -233,7 +245,7 @@ class ConsoleReporter(Reporter):
 
     @property
     def columns(self) -> int:
-        """Width of the terminal, or the default width for a pipe."""
+        """Width of the terminal, or a default width in a pipe."""
         return self._console.width if self._console.is_terminal else COLUMNS
 
     def line(self, text: str) -> None:
@@ -246,6 +258,7 @@ class ConsoleReporter(Reporter):
         self._print(text)
 
     def _print(self, text: str) -> None:
+        """Print a notice or a line of progress, and postpone the next line of progress."""
         if self._quiet:
             return
         self._next_line_time = self._clock() + self._pause
@@ -255,14 +268,18 @@ class ConsoleReporter(Reporter):
     def progress(
         self, text: str, *, done: int = 0, total: int = 0, keep: bool = False
     ) -> None:
-        """Update a terminal's live display, or print a line to a pipe when one is due.
+        """Update a terminal's live display, or print a line to a pipe if a line is due.
 
-        With `keep`, a pipe gets the line even if none is due.
+        Args:
+            text: Description of the activity. "" ends the display.
+            done: Completed part of the total.
+            total: Total amount; 0 if it is not known.
+            keep: True to print the line to a pipe even if no line is due.
         """
         if not text or not self._shows_progress:
             self._stop()
         elif not self._console.is_terminal:
-            self._print_when_due(text, done, total, keep=keep)
+            self._print_if_due(text, done, total, keep=keep)
         else:
             self._refresh(text, done, total)
 
@@ -277,6 +294,7 @@ class ConsoleReporter(Reporter):
 
     @contextmanager
     def _notice_if_slow(self, text: str) -> Iterator[None]:
+        """Print a line if the block takes longer than the patience."""
         wait = self.patience
         if self._next_line_time is not None:
             wait = max(wait, self._next_line_time - self._clock())
@@ -286,47 +304,34 @@ class ConsoleReporter(Reporter):
             yield
         finally:
             timer.cancel()
-            timer.join()  # only a process with one thread can fork
+            timer.join()  # because only a process with one thread can fork
 
-    def _print_when_due(self, text: str, done: int, total: int, *, keep: bool) -> None:
+    def _print_if_due(self, text: str, done: int, total: int, *, keep: bool) -> None:
+        """Print a line with the time left, if a line is due and the activity takes longer."""
         now = self._clock()
         if self._start_time is None:
             self._start_time = now
         if self._next_line_time is None:
             self._next_line_time = now + self.patience
-        if not keep and now < max(
-            self._next_line_time, self._start_time + self.patience
-        ):
+        due_time = max(self._next_line_time, self._start_time + self.patience)
+        if not keep and now < due_time:
             return
 
         if total and done:
             seconds_left = (now - self._start_time) * (total - done) / done
             if seconds_left < self.patience and not keep:
-                return  # the work ends before anyone has read the line
+                return  # the activity ends before anyone has read the line
             text = f"{text}  {done / total:.0%}  {clock_text(seconds_left)} left"
         self._print(text)
         self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
 
     def _refresh(self, text: str, done: int, total: int) -> None:
+        """Update the live display, and draw it if the last refresh is old enough."""
         if self._display is None or (total and not self._has_bar):
-            self._stop()
-            self._has_bar = bool(total)
-            bar = (BarColumn(), TaskProgressColumn(), TimeLeft()) if total else ()
-            # Without a refresh thread, because only a process with one thread can fork.
-            self._display = Progress(
-                TextColumn("{task.description}", markup=False),
-                *bar,
-                console=self._console,
-                transient=True,
-                auto_refresh=False,
-            )
-            self._display.start()
-            self._task = self._display.add_task(text, total=None)
-
+            self._display = self._open_display(text, has_bar=bool(total))
+        interval = _BAR_SECONDS if self._has_bar else _LINE_SECONDS
         now = self._clock()
-        is_due = now - self._refresh_time >= (
-            _BAR_SECONDS if self._has_bar else _LINE_SECONDS
-        )
+        is_due = now - self._refresh_time >= interval
         if is_due:
             self._refresh_time = now
         self._display.update(
@@ -337,7 +342,24 @@ class ConsoleReporter(Reporter):
             refresh=is_due,
         )
 
+    def _open_display(self, text: str, *, has_bar: bool) -> Progress:
+        """Replace the live display with a new one, with a bar or only a line of text."""
+        self._stop()
+        self._has_bar = has_bar
+        bar = (BarColumn(), TaskProgressColumn(), TimeLeft()) if has_bar else ()
+        display = Progress(
+            TextColumn("{task.description}", markup=False),
+            *bar,
+            console=self._console,
+            transient=True,
+            auto_refresh=False,  # its thread would prevent a fork
+        )
+        display.start()
+        self._task = display.add_task(text, total=None)
+        return display
+
     def _stop(self) -> None:
+        """End the live display."""
         if self._display is not None:
             self._display.stop()
         self._display = None
@@ -348,13 +370,13 @@ class ConsoleReporter(Reporter):
 def for_terminal(text: str) -> str:
     """Replace the control characters of a model's text if standard output is a terminal.
 
-    A terminal would obey them, and a model can write any character.
+    A model can generate any character, and a terminal would obey control characters.
     """
     return _CONTROLS.sub("\ufffd", text) if sys.stdout.isatty() else text
 
 
 class StreamPrinter:
-    """Printer of texts while they are written. At the end, the output equals `print` of each."""
+    """Printer of texts while they are generated. The final output equals `print` of each text."""
 
     def __init__(self) -> None:
         self.has_started = False
@@ -362,7 +384,7 @@ class StreamPrinter:
         self._n_printed = 0
 
     def __call__(self, number: int, text: Written) -> None:
-        """Print the new part of a text. Text `number` begins after the previous text has ended."""
+        """Print the new part of a text. A new number begins the next text."""
         if number != self._number:
             if self.has_started:
                 self.end()
@@ -374,7 +396,7 @@ class StreamPrinter:
         self._n_printed = max(self._n_printed, len(text.text))
 
     def end(self) -> None:
-        """End the last text."""
+        """Print the end of the last text."""
         print("\n", flush=True)
 
 
@@ -397,7 +419,7 @@ def print_page(page: Page, console: Console | None = None) -> None:
 
 
 def print_drill(result: DrillResult) -> None:
-    """Print the faults of a drill in a table with the expected and the actual outcomes."""
+    """Print a table of a drill's faults, with the expected and the actual outcomes."""
     table = Table("fault", "action", "expected", "outcome", "", show_lines=True)
     for outcome in result.outcomes:
         table.add_row(
@@ -411,7 +433,7 @@ def print_drill(result: DrillResult) -> None:
 
 
 def print_checkup(checkup: Checkup) -> None:
-    """Print the checks of a machine in a table."""
+    """Print a table of a machine's checks."""
     console = _wide_console()
     table = Table("", "state", "found", "what to do", box=SIMPLE_HEAD, pad_edge=False)
     styles = {"ok": "green", "warning": "yellow", "failed": "red"}
@@ -429,6 +451,7 @@ def print_checkup(checkup: Checkup) -> None:
 
 
 def _wide_console() -> Console:
+    """Create a console that is at least COLUMNS wide in a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, COLUMNS)  # rich assumes 80 columns
@@ -436,6 +459,7 @@ def _wide_console() -> Console:
 
 
 def _table(title: str, grid: Grid) -> Table:
+    """Convert a grid of a page to a table."""
     table = Table(
         title=title,
         title_justify="left",
@@ -454,6 +478,6 @@ def _table(title: str, grid: Grid) -> Table:
 
 
 def _safe_text(text: str, style: str = "") -> Text:
-    """Convert to text without markup and control characters. It may contain names from files."""
+    """Create a text without markup and control characters, which names from files may have."""
     printable = "".join(char if char.isprintable() else "?" for char in text)
     return Text(printable, style=style)

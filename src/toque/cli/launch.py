@@ -1,4 +1,4 @@
-"""Commands in several processes: starting ranks, and checks that do not need torch."""
+"""Commands in several processes: the start of ranks, and checks that do not need torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from toque.training.distributed.launcher import is_launched
 COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar(
     "command line without the program"
 )
-"""Words of the running command. The launcher starts every rank with the same words."""
+"""Words of the current command. The launcher starts every rank with the same words."""
 RESTARTS: Final = 3
 """Default number of restarts after a lost process, as in torchrun's examples. A restart costs only
-time, because a resumed run is identical to the bit."""
+time, because a resumed run is bitwise identical."""
 
 
 def is_rank() -> bool:
@@ -77,16 +77,13 @@ def refuse_repeating(words: Sequence[str]) -> None:
     """Check that several processes do not all do the same work.
 
     Raises:
-        ConfigError: They would.
+        ConfigError: srun or torchrun started several processes of a command that does not share
+            its work.
     """
     verb = verb_of(words)
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if (
-        verb == "train"
-        and "SLURM_PROCID" in os.environ
-        and tasks != "1"
-        and not is_rank()
-    ):
+    is_slurm_task = "SLURM_PROCID" in os.environ and tasks != "1"
+    if verb == "train" and is_slurm_task and not is_rank():
         raise ConfigError(
             f"srun started `toque train` {tasks} times, and each process would train alone, "
             "because Toque does not read Slurm's variables. Start one torchrun per machine, as in "
@@ -102,10 +99,10 @@ def refuse_repeating(words: Sequence[str]) -> None:
 
 
 def prints_error(error: ToqueError) -> bool:
-    """Check whether this process prints the error that ends it.
+    """Check whether this process prints its error.
 
-    Before the process group exists, all ranks usually fail with the same error. Then one rank per
-    machine prints it.
+    Before the process group exists, all ranks usually fail with the same error. Then only one rank
+    per machine prints it.
     """
     if isinstance(error, Interrupted):
         return is_first_rank()
@@ -121,23 +118,24 @@ def exit_immediately(code: int) -> NoReturn:
 
 
 def is_secret(word: str) -> bool:
-    """Check whether an override contains the address of a webhook. Anyone with it can post there.
+    """Check whether an override contains a webhook's address, with which anyone can post there.
 
     >>> [is_secret(f"observe.webhook={w}") for w in ("https://x/token", "env:HOOK", "null")]
     [True, False, False]
     """
     name, _, value = (part.strip() for part in word.partition("="))
-    if name == "observe" and "webhook" in value:
+    if name == "observe" and "webhook" in value:  # observe={webhook: ...}
         return "://" in value or "env:" not in value
-    return name == "observe.webhook" and not (
-        value.startswith("env:") or value in ("", "null")
-    )
+    is_public = value.startswith("env:") or value in ("", "null")
+    return name == "observe.webhook" and not is_public
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """Replace the address of a webhook in the words of a command.
+    """Hide webhook addresses in the words of a command.
 
     >>> without_secrets(["train", "my.yaml", "observe.webhook=https://x/token", "seed=1"])
     ['train', 'my.yaml', 'observe.webhook=...', 'seed=1']
     """
-    return [w.partition("=")[0] + "=..." if is_secret(w) else w for w in words]
+    return [
+        word.partition("=")[0] + "=..." if is_secret(word) else word for word in words
+    ]

@@ -1,4 +1,4 @@
-"""Checks of combinations of settings, and of a new length for a run."""
+"""Checks of combinations of settings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from toque.config.field_types import OF_CLASSES
-from toque.config.schema import RunConfig
-from toque.config.schema_methods import CurriculumConfig
-from toque.units import Duration, Progress
+from toque.config.schema import DataConfig, RunConfig
+from toque.units import Duration
 
 _RUN_FOLDERS: Final = {"best", "checkpoints", "model", "outbox", "set-aside"}
 """Subfolders of a run, in which it deletes and replaces files."""
-_ANY_LENGTH: Final = ("constant", "inverse_sqrt", "cosine_restarts")
-"""Schedules that do not depend on the length of the run."""
-_COOLDOWN: Final = Duration(20, "%")
 
 
 def find_conflicts(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
@@ -27,17 +23,21 @@ def find_conflicts(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
     """
     conflicts = (
         *_model_conflicts(config),
-        *_training_conflicts(config),
+        *_optimizer_conflicts(config),
+        *_curriculum_conflicts(config),
         *_data_conflicts(config),
+        *_span_corruption_conflicts(config),
     )
     for conflict in conflicts:
         names, _, reason = conflict.partition(": ")
         first, second = names.split(", ")
-        values = f"`{first}` is {_shown(config, first)} and `{second}` is {_shown(config, second)}"
+        first_value = _format_value(config, first)
+        second_value = _format_value(config, second)
+        values = f"`{first}` is {first_value} and `{second}` is {second_value}"
         yield (first, second), f"{values}: {reason}"
 
 
-def _shown(config: RunConfig, name: str) -> str:
+def _format_value(config: RunConfig, name: str) -> str:
     """Format the value of a setting for a message."""
     value: object = config
     for part in name.split("."):
@@ -54,9 +54,7 @@ def _shown(config: RunConfig, name: str) -> str:
 # Each conflict begins with the names of its two settings. find_conflicts adds their values.
 def _model_conflicts(config: RunConfig) -> Iterator[str]:
     model, train = config.model, config.train
-    adapter = config.adapter
     from_scratch = model.start_from == "scratch"
-    quantized = adapter is not None and adapter.quantize_base is not None
 
     if from_scratch and model.family == "auto":
         yield (
@@ -76,24 +74,7 @@ def _model_conflicts(config: RunConfig) -> Iterator[str]:
             "number in fp16, and the loss becomes NaN. Use bf16, float32 or auto."
         )
 
-    if adapter is not None and from_scratch:
-        yield (
-            "adapter, model.start_from: an adapter on random, frozen weights learns nothing "
-            "useful. Set `model.start_from` to a checkpoint, or `adapter` to null."
-        )
-
-    if adapter is not None and quantized and adapter.kind == "dora":
-        yield (
-            "adapter.quantize_base, adapter.kind: dora needs the norms of the original weights. "
-            "Use lora or rslora, or set `adapter.quantize_base` to null."
-        )
-
-    if quantized and train.strategy == "fsdp":
-        yield (
-            "adapter.quantize_base, train.strategy: fsdp shards only matrices of 16 or 32 bits. "
-            "Use ddp, with a copy of the small base on each GPU, or set `adapter.quantize_base` to "
-            "null."
-        )
+    yield from _adapter_conflicts(config)
 
     if train.activation_offload and train.gradient_checkpointing is not True:
         yield (
@@ -103,7 +84,33 @@ def _model_conflicts(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _training_conflicts(config: RunConfig) -> Iterator[str]:
+def _adapter_conflicts(config: RunConfig) -> Iterator[str]:
+    adapter = config.adapter
+    if adapter is None:
+        return
+
+    if config.model.start_from == "scratch":
+        yield (
+            "adapter, model.start_from: an adapter on random, frozen weights learns nothing "
+            "useful. Set `model.start_from` to a checkpoint, or `adapter` to null."
+        )
+
+    is_quantized = adapter.quantize_base is not None
+    if is_quantized and adapter.kind == "dora":
+        yield (
+            "adapter.quantize_base, adapter.kind: dora needs the norms of the original weights. "
+            "Use lora or rslora, or set `adapter.quantize_base` to null."
+        )
+
+    if is_quantized and config.train.strategy == "fsdp":
+        yield (
+            "adapter.quantize_base, train.strategy: fsdp shards only matrices of 16 or 32 bits. "
+            "Use ddp, with a copy of the small base on each GPU, or set `adapter.quantize_base` to "
+            "null."
+        )
+
+
+def _optimizer_conflicts(config: RunConfig) -> Iterator[str]:
     optim, stop_after = config.optim, config.train.stop_after
 
     for name, schedule in {"cycles": "cosine_restarts", "cooldown": "wsd"}.items():
@@ -142,31 +149,29 @@ def _training_conflicts(config: RunConfig) -> Iterator[str]:
             'e.g. to "5 %".'
         )
 
-    if config.curriculum is not None:
-        yield from _curriculum_conflicts(config.curriculum, stop_after)
 
-
-def _curriculum_conflicts(
-    curriculum: CurriculumConfig, stop_after: Duration
-) -> Iterator[str]:
-    begins = [stage.begins for stage in curriculum.stages]
-    shares = [
-        share for begin in begins if (share := share_of(begin, stop_after)) is not None
-    ]
+def _curriculum_conflicts(config: RunConfig) -> Iterator[str]:
+    if config.curriculum is None:
+        return
+    stop_after = config.train.stop_after
+    begins = [stage.begins for stage in config.curriculum.stages]
+    known_shares = [share_of(begin, stop_after) for begin in begins]
+    shares = [share for share in known_shares if share is not None]
     stages = f"the stages start at {', '.join(map(str, begins))}"
     if stop_after.seconds is not None:
         yield (
             "curriculum, train.stop_after: with a time limit, two equal runs would train on "
             "different examples. Give `train.stop_after` in epochs, steps, examples or tokens."
         )
-    elif len(shares) < len(begins):
+        return
+    if len(shares) < len(begins):
         yield (
             f"curriculum.stages, train.stop_after: {stages}, in another unit than the run. Write "
             f'shares such as "50 %", or {stop_after.unit}.'
         )
-    elif (
-        shares[0] != 0 or shares[-1] >= 1 or not all(a < b for a, b in pairwise(shares))
-    ):
+        return
+    is_rising = all(a < b for a, b in pairwise(shares))
+    if shares[0] != 0 or shares[-1] >= 1 or not is_rising:
         yield (
             f"curriculum.stages, train.stop_after: {stages}. The first must start at 0 %, each "
             "stage after the previous one, and the last before the end of the run."
@@ -175,7 +180,6 @@ def _curriculum_conflicts(
 
 def _data_conflicts(config: RunConfig) -> Iterator[str]:
     data = config.data
-    pretrains = config.span_corruption is not None
     run = _real_path(config.run_dir)
     store = _real_path(data.store)
 
@@ -200,6 +204,10 @@ def _data_conflicts(config: RunConfig) -> Iterator[str]:
             "loss to watch. Hold some out, e.g. 0.05, or set `train.early_stopping` to null."
         )
 
+    yield from _task_conflicts(data)
+
+
+def _task_conflicts(data: DataConfig) -> Iterator[str]:
     for name, task in data.own_tasks.items():
         class_metrics = [metric for metric in task.metrics if metric in OF_CLASSES]
         if class_metrics and not task.classes:
@@ -221,24 +229,29 @@ def _data_conflicts(config: RunConfig) -> Iterator[str]:
             "Remove one."
         )
 
-    if pretrains and config.model.family not in ("t5", "auto"):
+
+def _span_corruption_conflicts(config: RunConfig) -> Iterator[str]:
+    if config.span_corruption is None:
+        return
+
+    if config.model.family not in ("t5", "auto"):
         yield (
             "span_corruption, model.family: span corruption needs an encoder. Use t5, or set "
             "`span_corruption` to null."
         )
 
     augments = config.augmentation is not None
-    if pretrains and (augments or data.tasks != ("write",)):
+    if augments or config.data.tasks != ("write",):
         yield (
             f"span_corruption, {'augmentation' if augments else 'data.tasks'}: span corruption is "
             "a task of its own. Pretrain with it alone, and then start another run from "
             "runs/.../model without it."
         )
 
-    if pretrains and config.evaluation.generate > 0:
+    if config.evaluation.generate > 0:
         yield (
             "evaluation.generate, span_corruption: a model that predicts removed spans cannot "
-            "write recipes yet. Set `evaluation.generate` to 0."
+            "generate recipes yet. Set `evaluation.generate` to 0."
         )
 
 
@@ -256,72 +269,3 @@ def share_of(point: Duration, length: Duration) -> float | None:
         return point.amount / 100.0
     point, length = point.in_minutes(), length.in_minutes()
     return point.amount / length.amount if point.unit == length.unit else None
-
-
-def explain_new_length(
-    old: RunConfig, new: RunConfig, progress: Progress, *, total_seconds: float = 0.0
-) -> str | None:
-    """Return a notice about a run that continues to a new `train.stop_after`.
-
-    A run that has ended can continue with every schedule. Another run can only continue if its
-    updates so far equal the updates of the longer run.
-
-    Args:
-        old: The configuration of the run.
-        new: The same configuration with another length.
-        progress: The progress of the run.
-        total_seconds: Time of the entire command so far, which `progress` does not include.
-
-    Returns:
-        The notice, or None if the run cannot continue.
-    """
-    old_length, length = old.train.stop_after, new.train.stop_after
-    if old_length == length or length.reached(progress):
-        return None
-    if length.total and (length.seconds or 0.0) <= total_seconds:
-        return None
-    if new.curriculum is not None and len(new.curriculum.stages) > 1:
-        return None  # the bounds of earlier stages would move
-
-    if old_length.total:
-        has_ended = total_seconds >= (old_length.seconds or 0.0)
-    else:
-        has_ended = old_length.reached(progress)
-    is_longer = old_length.unit == length.unit and length.amount > old_length.amount
-    if not (
-        has_ended
-        or (is_longer and _is_independent_of_length(new, old_length, progress))
-    ):
-        return None
-
-    schedule = new.optim.schedule
-    notice = (
-        f"this run was planned for {old_length} and is at step {progress.step:,}: it continues to "
-        f"{length}"
-    )
-    if schedule in _ANY_LENGTH or not has_ended:
-        return f"{notice}."
-    if schedule == "wsd":
-        return (
-            f"{notice}. The learning rate has cooled down (optim.schedule=wsd). It returns to its "
-            f"peak now, and cools down again before {length}."
-        )
-    return (
-        f"{notice}. The learning rate has reached its minimum (optim.schedule={schedule}). It "
-        f"rises now to its value at this point of a run of {length}."
-    )
-
-
-def _is_independent_of_length(
-    config: RunConfig, length: Duration, progress: Progress
-) -> bool:
-    """Check whether the schedule up to `progress` is the same for a run of any longer length."""
-    optim = config.optim
-    if optim.warmup.amount and optim.warmup.unit == "%":
-        return False
-    if optim.cycles is not None and optim.cycles.first.unit == "%":
-        return False
-    if optim.schedule != "wsd":
-        return optim.schedule in _ANY_LENGTH
-    cooldown = share_of(optim.cooldown or _COOLDOWN, length)
-    return cooldown is not None and length.fraction(progress) <= 1.0 - cooldown

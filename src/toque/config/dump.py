@@ -1,4 +1,4 @@
-"""Serialisation of a configuration: YAML text, SHA-256, and differences between two."""
+"""Configurations as YAML and as a SHA-256, and the differences between two configurations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAFE_TO_CHANGE = frozenset(
         "data.engine",  # every engine writes the same store
         "train.readers",  # the same batches
         "train.micro_batch_rows",  # the same updates, with less or more memory
-        "train.gradient_checkpointing",  # identical to the bit
+        "train.gradient_checkpointing",  # bitwise identical results
         "train.time_limit",
         "train.evaluate_every",
         "train.save_every",
@@ -35,7 +35,7 @@ SAFE_TO_CHANGE = frozenset(
         "observe",
     }
 )
-"""Settings and sections that may change when a run continues."""
+"""Settings and sections that may change when a run continues. Comments give the reason."""
 
 
 class ChangedSetting(NamedTuple):
@@ -68,7 +68,7 @@ def differences(old: RunConfig, new: RunConfig) -> list[ChangedSetting]:
 
 
 def config_sha256(config: RunConfig) -> str:
-    """Hash all values of a configuration. Equal configurations have the same hash everywhere."""
+    """Hash all values of a configuration. The hash is the same on every machine."""
     values = config.model_dump(mode="json")
     canonical = json.dumps(
         values, sort_keys=True, separators=(",", ":"), ensure_ascii=True
@@ -77,7 +77,7 @@ def config_sha256(config: RunConfig) -> str:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Convert a configuration to YAML, which `load_config` converts back."""
+    """Convert a configuration to YAML, which `load_config` can read."""
     return "".join(_yaml_lines(config.model_dump(mode="json"), (), {}))
 
 
@@ -94,7 +94,10 @@ def resolved_yaml(resolved: Resolved) -> str:
 def _yaml_lines(
     values: Mapping[str, Any], path: Path, origins: Mapping[str, str]
 ) -> Iterator[str]:
-    indent = "  " * sum(isinstance(part, str) for part in path)
+    """Yield the lines of the section at `path`, with comments about the origins."""
+    # An index needs no indentation of its own, because "- " has the same width.
+    n_names = sum(isinstance(part, str) for part in path)
+    indent = "  " * n_names
     for name, value in values.items():
         value_path = (*path, name)
         head = f"{indent}{flow(name)}:"
@@ -110,23 +113,24 @@ def _yaml_lines(
                 yield f"{indent}- {first.lstrip()}"
                 yield from rest
         else:
-            origin = origins.get(dotted(value_path), "")
-            printable = "".join(char if char.isprintable() else " " for char in origin)
-            comment = " ".join(printable.split())
-            suffix = f"  # {comment}" if comment else ""
-            yield f"{head} {flow(value)}{suffix}\n"
+            comment = _comment(origins.get(dotted(value_path), ""))
+            yield f"{head} {flow(value)}{comment}\n"
+
+
+def _comment(text: str) -> str:
+    """Return a comment of one line without control characters, or "" for a blank text."""
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    words = printable.split()
+    return f"  # {' '.join(words)}" if words else ""
 
 
 def flow(value: Any) -> str:
-    """Convert a plain value to YAML on one line."""
+    """Convert a plain value to YAML's flow style, on one line."""
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(f"{flow(name)}: {flow(item)}" for name, item in value.items())
-            + "}"
-        )
+        pairs = [f"{flow(name)}: {flow(item)}" for name, item in value.items()]
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(flow, value)) + "]"
+        return f"[{', '.join(map(flow, value))}]"
     if not isinstance(value, str):
         return json.dumps(value)
     if _needs_no_quotes(value):
@@ -139,7 +143,7 @@ def flow(value: Any) -> str:
 
 
 def _needs_no_quotes(text: str) -> bool:
-    """Check whether a text can be read back without quotes: as a key, in a list, and so on."""
+    """Return whether YAML reads a text without quotes unchanged: as a value, item or key."""
     if not text or text != text.strip() or not text.isprintable():
         return False
     forms = {

@@ -1,4 +1,4 @@
-"""Error messages about settings: the value, its place, the allowed values, and similar names.
+"""Error messages about settings: the value, its line, the allowed values, and similar names.
 
 The allowed values are derived from the annotation of a setting.
 """
@@ -21,7 +21,7 @@ from toque.config.yaml_reader import Path, dotted
 from toque.errors import nearest_hint
 
 Origin = Callable[[Path], str]
-"""Function from the path of a setting to the place of its value, e.g. "my.yaml:3"."""
+"""Function from the path of a setting to the origin of its value, e.g. "my.yaml:3"."""
 ELSEWHERE: Mapping[str, str] = {
     "adam": "optim.name",
     "batch_size": "train.batch",
@@ -80,7 +80,7 @@ _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the section in a field, in its list, or in its mapping, or None."""
+    """Return the type of the sections in a field, in its list or in its mapping, or None."""
     value_types = mapping_types(field.annotation) or ()
     for annotation in (field.annotation, *get_args(field.annotation), *value_types):
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -104,7 +104,7 @@ def find_field(path: Path) -> FieldInfo | None:
     """Return the field at a path through sections, lists and mappings, or None."""
     section: type[BaseModel] | None = RunConfig
     field: FieldInfo | None = None
-    is_key = False
+    is_key = False  # the part is a key of a mapping, not the name of a field
     for part in path:
         if isinstance(part, int) or is_key:
             is_key = False
@@ -138,20 +138,20 @@ def unknown_names(
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from unknown_names(item, section, (*path, index))
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            field = section.model_fields.get(name)
-            if field is None:
-                yield (*path, name)
-            elif (subsection := section_of(field)) is None:
-                continue
-            elif mapping_types(field.annotation) is not None and isinstance(
-                item, Mapping
-            ):
-                for key, entry in item.items():
-                    yield from unknown_names(entry, subsection, (*path, name, key))
-            else:
-                yield from unknown_names(item, subsection, (*path, name))
+    if not isinstance(value, Mapping):
+        return
+    for name, item in value.items():
+        field = section.model_fields.get(name)
+        subsection = None if field is None else section_of(field)
+        if field is None:
+            yield (*path, name)
+        elif subsection is None:
+            continue
+        elif mapping_types(field.annotation) and isinstance(item, Mapping):
+            for key, entry in item.items():
+                yield from unknown_names(entry, subsection, (*path, name, key))
+        else:
+            yield from unknown_names(item, subsection, (*path, name))
 
 
 def nearest(path: Path) -> str | None:
@@ -164,7 +164,7 @@ def nearest(path: Path) -> str | None:
     if last in ELSEWHERE:
         return ELSEWHERE[last]
     section = "".join(f"{part}." for part in above)
-    # For a name in several sections, prefer the section of the user.
+    # If several sections have the name, prefer the user's section, which the dict receives last.
     ranked = sorted(
         setting_paths(), key=lambda path: path.rpartition(".")[0] + "." != section
     )
@@ -172,10 +172,11 @@ def nearest(path: Path) -> str | None:
     close_names = difflib.get_close_matches(last, by_last_name, n=1, cutoff=0.7)
     if close_names:
         return by_last_name[close_names[0]]
+    # Without a similar name, compare the whole path, e.g. for a misspelt section.
     close_paths = difflib.get_close_matches(
         section + last, setting_paths(), n=1, cutoff=0.6
     )
-    return next(iter(close_paths), None)
+    return close_paths[0] if close_paths else None
 
 
 def explain_unknown(path: Path, origin: Origin) -> str:
@@ -195,17 +196,17 @@ def explain_unknown(path: Path, origin: Origin) -> str:
 def explain(error: ValidationError, values: Mapping[str, Any], origin: Origin) -> str:
     """Write the message about the first validation error in `values`, and count the rest."""
     details = error.errors(include_url=False)
-    paths = {_setting_path(detail["loc"]) for detail in details}
-    others = (
-        f" ({len(paths) - 1} more to correct after this.)" if len(paths) > 1 else ""
-    )
-    return _explain_value(details[0], values, origin) + others
+    message = _explain_value(details[0], values, origin)
+    n_settings = len({_setting_path(detail["loc"]) for detail in details})
+    if n_settings == 1:
+        return message
+    return f"{message} ({n_settings - 1} more to correct after this.)"
 
 
 def explain_combination(
     settings: tuple[str, str], message: str, values: Mapping[str, Any], origin: Origin
 ) -> str:
-    """Add the place of the first setting that the user has set to a message about two settings."""
+    """Begin a message about two settings with the origin of the first one that the user has set."""
     for name in settings:
         path = tuple(name.split("."))
         if _value_at(values, path, _MISSING) is not _MISSING:
@@ -216,6 +217,7 @@ def explain_combination(
 def _explain_value(
     detail: ErrorDetails, values: Mapping[str, Any], origin: Origin
 ) -> str:
+    """Write the message about one validation error."""
     if detail["loc"][-1] == "[key]":
         *above, key, _ = detail["loc"]  # a key may look like a tag: "(a)"
         return _explain_key((*_setting_path(tuple(above)), key), origin)
@@ -226,36 +228,40 @@ def _explain_value(
     if detail["type"] == "missing":
         return f"{origin(path[:-1])}: `{name}` is missing. Add it.{meaning}"
 
-    value, allowed = _value_at(values, path), "text"
-    shown_value = _shown(value)
-    if field is not None:
-        types_of_mapping = mapping_types(field.annotation)
-        is_entry = find_field(path[:-1]) is field and isinstance(
-            _value_at(values, path[:-1]), Mapping
-        )
-        if types_of_mapping and is_entry:
-            allowed = allowed_words(types_of_mapping[1])
-        else:
-            allowed = allowed_words(field.annotation, field.metadata)
-        if any(isinstance(item, Secret) for item in field.metadata):
-            shown_value = "not an address (it is a secret, so it is not shown)"
-
+    value = _value_at(values, path)
+    allowed = _describe_allowed(path, field, values)
+    shown_value = _describe_value(value)
+    if field is not None and any(isinstance(item, Secret) for item in field.metadata):
+        shown_value = "not an address (it is a secret, so it is not shown)"
     problem = f"{origin(path)}: `{name}` is {shown_value}"
     if isinstance(path[-1], int):
         return f"{problem}, which is not allowed in this list. Allowed: {allowed}."
-    is_text = allowed.startswith(("a folder", "a file", "text"))
-    hint = (
-        " Quote it to make it text."
-        if is_text and isinstance(value, int | float)
-        else ""
-    )
+    hint = ""
+    takes_text = allowed.startswith(("a folder", "a file", "text"))
+    if takes_text and isinstance(value, int | float):
+        hint = " Quote it to make it text."
     return f"{problem}. Allowed: {allowed}.{hint}{meaning}"
+
+
+def _describe_allowed(
+    path: Path, field: FieldInfo | None, values: Mapping[str, Any]
+) -> str:
+    """Describe the allowed values of a setting, or of an entry of its mapping."""
+    if field is None:
+        return "text"
+    key_and_value = mapping_types(field.annotation)
+    is_in_field = find_field(path[:-1]) is field
+    is_entry = is_in_field and isinstance(_value_at(values, path[:-1]), Mapping)
+    if key_and_value and is_entry:
+        return allowed_words(key_and_value[1])
+    return allowed_words(field.annotation, field.metadata)
 
 
 def _explain_key(path: Path, origin: Origin) -> str:
     """Write the message about a key that its mapping does not allow."""
     field = find_field(path)
-    key_type, _ = (field and mapping_types(field.annotation)) or (str, None)
+    key_and_value = None if field is None else mapping_types(field.annotation)
+    key_type = str if key_and_value is None else key_and_value[0]
     hint = nearest_hint(f"`{path[-1]}`", [f"`{key}`" for key in get_args(key_type)])
     return (
         f"{origin(path)}: `{dotted(path[:-1])}` has the name `{path[-1]}`.{hint} Allowed names: "
@@ -275,8 +281,8 @@ def _setting_path(location: tuple[int | str, ...]) -> Path:
     return path
 
 
-def _shown(value: Any) -> str:
-    """Format a value for a message."""
+def _describe_value(value: Any) -> str:
+    """Describe a value for a message, at most 80 characters of it."""
     if value is None:
         return "null (it has no value)"
     if isinstance(value, Mapping):
@@ -290,6 +296,7 @@ def _shown(value: Any) -> str:
 
 
 def _value_at(values: Any, path: Path, default: Any = None) -> Any:
+    """Return the value at a path, or `default` if the path does not exist."""
     for part in path:
         try:
             values = values[part]
@@ -307,11 +314,12 @@ def allowed_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     for item in metadata:
         if isinstance(item, Allowed):
             return item.text
-    parts = _branches(annotation, metadata)
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " or " + parts[-1]
+    *first, last = _branches(annotation, metadata)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _branches(annotation: Any, metadata: Sequence[Any]) -> list[str]:
+    """Describe each alternative of an annotation."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return [allowed_words(arguments[0], arguments[1:])]
@@ -322,13 +330,11 @@ def _branches(annotation: Any, metadata: Sequence[Any]) -> list[str]:
     if origin is Literal:
         return [as_written(value) for value in arguments]
     if origin is tuple:
-        return [
-            f"a list of {'texts' if arguments[0] is str else allowed_words(arguments[0])}"
-        ]
+        items = "texts" if arguments[0] is str else allowed_words(arguments[0])
+        return [f"a list of {items}"]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [
-            "{" + ", ".join(f"{name}: ..." for name in annotation.model_fields) + "}"
-        ]
+        fields = ", ".join(f"{name}: ..." for name in annotation.model_fields)
+        return [f"{{{fields}}}"]
     if annotation is bool:
         return ["true", "false"]
     return [
@@ -342,6 +348,8 @@ def as_written(value: object) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
+    """Describe the limits of a number, e.g. " from 0 to 1"."""
+    # pydantic's Field has its constraints in `metadata`. Others are constraints themselves.
     constraints = [
         inner for item in metadata for inner in getattr(item, "metadata", (item,))
     ]

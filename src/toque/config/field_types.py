@@ -43,12 +43,12 @@ class Config(BaseModel):
 
 @dataclass(frozen=True)
 class Allowed:
-    """Description of the allowed values, if the type is not enough."""
+    """Description of the allowed values, if the type does not describe them completely."""
 
     text: str
 
 
-def _duration(value: object) -> Duration:
+def _parse_duration(value: object) -> Duration:
     if not isinstance(value, str | Duration):
         raise ValueError("not a duration")  # noqa: TRY004 - pydantic collects ValueError only
     try:
@@ -57,10 +57,10 @@ def _duration(value: object) -> Duration:
         raise ValueError(str(error)) from error
 
 
-def _duration_without_total(value: object) -> Duration:
-    duration = _duration(value)
+def _parse_duration_without_total(value: object) -> Duration:
+    duration = _parse_duration(value)
     if duration.total:
-        raise ValueError("a total is the length of a whole command")
+        raise ValueError("a total is the length of an entire command")
     return duration
 
 
@@ -69,9 +69,9 @@ def _is_whole_number(value: Duration) -> bool:
 
 
 _MAX_PATH_BYTES = 3_800
-"""Maximum length of a path. Linux allows 4,096 bytes, including the files in a folder."""
+"""Maximum bytes of a path. Linux allows 4,096, including the names of files in a folder."""
 _MAX_NAME_BYTES = 255
-"""Maximum length of the name of a file in Linux."""
+"""Maximum bytes of a file name in Linux."""
 _PYTHON_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 _FROM_ENVIRONMENT = re.compile(r"env:[A-Za-z_]\w*")
 _BLANK = re.compile(r"\s")
@@ -79,18 +79,18 @@ _WORD = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
 def _is_possible_path(value: str) -> bool:
-    """Check whether a file system allows a folder with this path."""
+    """Return whether a file system allows a folder with this path."""
     path = os.fsencode(value)
-    return (
-        len(path) <= _MAX_PATH_BYTES
-        and max(map(len, path.split(b"/"))) <= _MAX_NAME_BYTES
-    )
+    longest_name = max(path.split(b"/"), key=len)
+    return len(path) <= _MAX_PATH_BYTES and len(longest_name) <= _MAX_NAME_BYTES
 
 
 def _is_tokenizer(value: str) -> bool:
     kind, _, size = value.partition(":")
     if kind == "trained":
-        return size.isdecimal() and len(size) < 7 and 512 <= int(size) <= 500_000
+        # `int` rejects thousands of digits, so their number is checked first.
+        is_short_number = size.isdecimal() and len(size) < 7
+        return is_short_number and 512 <= int(size) <= 500_000
     return _is_possible_path(value)
 
 
@@ -98,16 +98,13 @@ def _is_address(value: str) -> bool:
     if _FROM_ENVIRONMENT.fullmatch(value):
         return True
     parts = urlsplit(value)
-    return (
-        parts.scheme in ("http", "https")
-        and bool(parts.hostname)
-        and not _BLANK.search(value)
-    )
+    is_web_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+    return is_web_address and not _BLANK.search(value)
 
 
 _Duration = Annotated[
     Duration,
-    PlainValidator(_duration_without_total),
+    PlainValidator(_parse_duration_without_total),
     PlainSerializer(str, return_type=str),
 ]
 _UNITS = ", ".join(unit for unit in UNITS if unit != "%")
@@ -137,11 +134,11 @@ StepInterval = Annotated[
     Predicate(lambda value: value.unit == "steps" and _is_whole_number(value)),
     Allowed('a whole number of steps, e.g. "100 steps"'),
 ]
-"""Number of updates between two events, which does not depend on interruptions of the run."""
+"""Updates between two events. Interruptions of the run do not change the events' steps."""
 
 RunLength = Annotated[
     Duration,
-    PlainValidator(_duration),
+    PlainValidator(_parse_duration),
     PlainSerializer(str, return_type=str),
     Predicate(lambda value: value.amount > 0 and value.unit != "%"),
     Allowed(
@@ -198,7 +195,7 @@ TaskMetricName = Annotated[
 
 
 def _is_encoding(value: str) -> bool:
-    """Check whether Python can decode text with an encoding. "rot13", for example, is not one."""
+    """Return whether Python can decode bytes to text with an encoding, unlike with "rot13"."""
     try:
         "".encode(value)
         codecs.getincrementaldecoder(value)
@@ -215,7 +212,7 @@ EncodingName = Annotated[
 
 
 def _is_day(value: str) -> bool:
-    """Check whether a text is a date as YYYY-MM-DD. Python also parses other ISO formats."""
+    """Return whether a text is a date as YYYY-MM-DD. Python also parses other ISO formats."""
     try:
         return date.fromisoformat(value).isoformat() == value
     except ValueError:
@@ -231,7 +228,7 @@ ScoreName = Annotated[
         "loss, perplexity, or a score of the texts such as bleu, rougeL or recipe_score"
     ),
 ]
-"""A metric of the evaluations during training. A run that does not measure it is refused."""
+"""A metric of the evaluations during training. A run that does not compute it is refused."""
 
 PythonName = Annotated[str, Predicate(_PYTHON_NAME.fullmatch), Allowed("module:name")]
 """An object of the user, which is imported."""
@@ -239,7 +236,7 @@ PythonName = Annotated[str, Predicate(_PYTHON_NAME.fullmatch), Allowed("module:n
 
 @dataclass(frozen=True)
 class Secret:
-    """Mark of a value that must not appear in a message, a file or a hash."""
+    """Marker of a value that must not appear in a message, a file or a hash."""
 
 
 SecretAddress = Annotated[

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from pydantic.fields import FieldInfo
+
 from toque.config.field_types import Allowed, Config
 from toque.config.schema import RunConfig
 from toque.units import Duration
@@ -27,18 +29,22 @@ def schema_text() -> str:
     for model in _sections(RunConfig):
         owner = schema if model is RunConfig else definitions[model.__name__]
         for name, field in model.model_fields.items():
-            entry = owner["properties"][name]
-            description = entry.get("description", "")
-            for item in field.metadata:
-                if isinstance(item, Allowed):
-                    description += f" Allowed: {item.text}."
-            entry["description"] = " ".join(description.split())
-            if isinstance(field.default, Duration):
-                entry["default"] = str(field.default)
+            _complete_entry(owner["properties"][name], field)
         owner.pop("required", None)  # a file contains only changed settings
     schema["properties"]["hardware"] = _HARDWARE
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps({**head, **schema}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _complete_entry(entry: dict[str, Any], field: FieldInfo) -> None:
+    """Add the allowed values and the default of a field to its entry in the schema."""
+    description = entry.get("description", "")
+    for item in field.metadata:
+        if isinstance(item, Allowed):
+            description += f" Allowed: {item.text}."
+    entry["description"] = " ".join(description.split())
+    if isinstance(field.default, Duration):
+        entry["default"] = str(field.default)
 
 
 def _sections(model: type[Config]) -> list[type[Config]]:
@@ -46,17 +52,14 @@ def _sections(model: type[Config]) -> list[type[Config]]:
     sections = [model]
     for section in sections:  # grows during the loop
         for field in section.model_fields.values():
-            sections += [
-                kind for kind in _models_in(field.annotation) if kind not in sections
-            ]
+            models = _models_in(field.annotation)
+            sections += [model for model in models if model not in sections]
     return sections
 
 
 def _models_in(annotation: Any) -> list[type[Config]]:
+    """List the sections in the annotation of a field."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
-    return [
-        kind
-        for part in getattr(annotation, "__args__", ())
-        for kind in _models_in(part)
-    ]
+    parts = getattr(annotation, "__args__", ())
+    return [model for part in parts for model in _models_in(part)]

@@ -1,4 +1,4 @@
-"""Configuration loading: a file or preset and overrides to a `RunConfig`, with value origins.
+"""Configuration loader: a `RunConfig` from a file or preset and overrides.
 
 A file may also contain settings for particular GPUs:
 `hardware: {rtx-4090: {train: {micro_batch_rows: 8}}}`.
@@ -26,7 +26,7 @@ from toque.config.error_messages import (
     unknown_names,
 )
 from toque.config.schema import RunConfig
-from toque.config.user_code import is_of_a_run, names_of_code
+from toque.config.user_code import is_run_config, names_of_code
 from toque.config.yaml_reader import Document, dotted, read_yaml
 from toque.config.yaml_reader import Path as SettingPath
 from toque.errors import ConfigError, argument, nearest_hint
@@ -72,6 +72,7 @@ class _Settings:
                 f"{self.origin((_HARDWARE,))}: `{_HARDWARE}` must map GPUs to settings, e.g. "
                 "{rtx-4090: {train: {micro_batch_rows: 8}}}."
             )
+        # Normalised name of a GPU -> its name in the file, and its settings.
         self._overlays = {
             _normalise(name): (name, overlay) for name, overlay in overlays.items()
         }
@@ -84,30 +85,30 @@ class _Settings:
             _refuse_unknown(overlay, partial(self._origin_in_overlay, name))
 
     def origin(self, path: SettingPath) -> str:
-        """Return the place of the value at `path`, or of the smallest section around it."""
+        """Return the file and line of the value at `path`, or of the smallest section around it."""
         while path and path not in self._origins:
             path = path[:-1]
         return self._origins.get(path, f"{self._name}:1")
 
-    def _origin_in_overlay(self, card: str, path: SettingPath) -> str:
-        return self.origin((_HARDWARE, card, *path))
+    def _origin_in_overlay(self, gpu: str, path: SettingPath) -> str:
+        return self.origin((_HARDWARE, gpu, *path))
 
     def has(self, path: SettingPath) -> bool:
-        """Check whether a value was set. Other values are defaults."""
+        """Return whether a value was set. Values that were not set are defaults."""
         return path in self._origins
 
-    def names_card(self, card: str) -> bool:
-        """Check whether the file has settings for a GPU."""
-        return _normalise(card) in self._overlays
+    def names_card(self, gpu: str) -> bool:
+        """Return whether the file has settings for a GPU."""
+        return _normalise(gpu) in self._overlays
 
-    def overlay(self, card: str) -> None:
+    def apply_overlay(self, gpu: str) -> None:
         """Apply the settings for a GPU.
 
         Raises:
             ConfigError: The file has no settings for this GPU.
         """
-        name = _normalise(card)
-        flag = argument(f"hardware={card}")
+        name = _normalise(gpu)
+        flag = argument(f"hardware={gpu}")
         if not self._overlays:
             raise ConfigError(
                 f"{flag} needs a `{_HARDWARE}` section, but {self._name} has no `{_HARDWARE}` "
@@ -119,42 +120,20 @@ class _Settings:
                 f"for {', '.join(self._overlays)}."
                 f"{nearest_hint(name, self._overlays, cutoff=0.0)}"
             )
-        section, overlay = self._overlays[name]
+        name_in_file, overlay = self._overlays[name]
         self.values = _merge(self.values, overlay)
+        # The line of hardware.GPU.train.batch becomes the line of train.batch.
         for path, origin in list(self._origins.items()):
-            if path[:2] == (_HARDWARE, section) and len(path) > 2:
+            if path[:2] == (_HARDWARE, name_in_file) and len(path) > 2:
                 self._origins[path[2:]] = origin
 
-    def override(self, text: str) -> None:
+    def apply_override(self, text: str) -> None:
         """Apply an override, "section.field=value".
 
         Raises:
             ConfigError: The override is invalid.
         """
-        name, equals, written = text.partition("=")
-        name = name.strip()
-        if not equals or not all(name.split(".")):
-            raise ConfigError(
-                f"{text!r} on the command line is not an override. Write section.field=value, e.g. "
-                'optim.peak_lr=3e-4 or train.stop_after="3 epochs".'
-            )
-        parts = name.split(".")
-        path = tuple(
-            int(part) if part.isdecimal() and len(part) <= _MAX_INDEX_DIGITS else part
-            for part in parts
-        )
-        try:
-            value = read_yaml(written, f"{COMMAND_LINE}, {name}").value
-        except ConfigError as error:
-            raise ConfigError(
-                f"command line: the value in {text!r} cannot be read. Write it as in YAML and "
-                "quote text with special characters for the shell and for YAML: "
-                f"{name}='\"...\"'."
-            ) from error
-        # Use text without quotes unchanged. YAML would fold line breaks and drop comments.
-        if isinstance(value, str) and not written.strip().startswith(tuple("\"'|>!&")):
-            value = written.strip(" ")
-
+        path, value = _parse_override(text)
         nested = value
         for part in reversed(path):
             nested = [nested] if isinstance(part, int) else {part: nested}
@@ -169,17 +148,49 @@ class _Settings:
                 "data.sources='[{path: recipes.jsonl}]'."
             ) from error
 
-        above = {path[:n]: COMMAND_LINE for n in range(1, len(path))}
+        sections = {path[:n]: COMMAND_LINE for n in range(1, len(path))}
         unchanged = {
             p: origin for p, origin in self._origins.items() if p[: len(path)] != path
         }
-        below = {value_path: COMMAND_LINE for value_path, _ in _nodes(value, path)}
-        self._origins = above | unchanged | below
+        values = {value_path: COMMAND_LINE for value_path, _ in _nodes(value, path)}
+        self._origins = sections | unchanged | values
 
 
-def _normalise(card: object) -> str:
+def _parse_override(text: str) -> tuple[SettingPath, Any]:
+    """Split an override, "section.field=value", into the path of a setting and its value.
+
+    Raises:
+        ConfigError: The text is not an override, or the value is not YAML.
+    """
+    name, equals, value_text = text.partition("=")
+    name = name.strip()
+    if not equals or not all(name.split(".")):
+        raise ConfigError(
+            f"{text!r} on the command line is not an override. Write section.field=value, e.g. "
+            'optim.peak_lr=3e-4 or train.stop_after="3 epochs".'
+        )
+    path = tuple(
+        int(part) if part.isdecimal() and len(part) <= _MAX_INDEX_DIGITS else part
+        for part in name.split(".")
+    )
+    try:
+        value = read_yaml(value_text, f"{COMMAND_LINE}, {name}").value
+    except ConfigError as error:
+        raise ConfigError(
+            f"command line: the value in {text!r} cannot be read. Write it as in YAML and "
+            "quote text with special characters for the shell and for YAML: "
+            f"{name}='\"...\"'."
+        ) from error
+    # Use text without quotes unchanged. YAML would fold line breaks and drop comments.
+    has_yaml_marks = value_text.strip().startswith(tuple("\"'|>!&"))
+    if isinstance(value, str) and not has_yaml_marks:
+        value = value_text.strip(" ")
+    return path, value
+
+
+def _normalise(gpu: object) -> str:
     """Convert the name of a GPU to lower case with hyphens."""
-    return "-".join(str(card).lower().split())
+    return "-".join(str(gpu).lower().split())
 
 
 def load_config(
@@ -204,29 +215,28 @@ def load_config(
     document = _read(str(name_or_path))
     settings = _Settings(document)
     if hardware is not None:
-        settings.overlay(hardware)
+        settings.apply_overlay(hardware)
     for text in overrides:
-        settings.override(text)
+        settings.apply_override(text)
     resolved = _resolve(settings)
     if trust_code is None:
-        trust_code = document.name != str(name_or_path) or not is_of_a_run(
-            named_path(name_or_path)
-        )
+        is_preset = document.name != str(name_or_path)
+        trust_code = is_preset or not is_run_config(named_path(name_or_path))
     if trust_code:
         return resolved
 
-    foreign = {
-        setting: dict.fromkeys(names, settings.origin(tuple(setting.split("."))))
-        for setting, names in names_of_code(
-            resolved.config.model_dump(mode="json")
-        ).items()
-        if resolved.origins[setting] != COMMAND_LINE
-    }
+    foreign = {}
+    code = names_of_code(resolved.config.model_dump(mode="json"))
+    for setting, names in code.items():
+        # The user wrote the command line, so its code is trusted.
+        if resolved.origins[setting] != COMMAND_LINE:
+            origin = settings.origin(tuple(setting.split(".")))
+            foreign[setting] = dict.fromkeys(names, origin)
     return replace(resolved, config=resolved.config.with_foreign_code(foreign))
 
 
 def names_card(name_or_path: str | Path, card: str) -> bool:
-    """Check whether a file or a preset has settings for a GPU."""
+    """Return whether a file or a preset has settings for a GPU."""
     return _Settings(_read(str(name_or_path))).names_card(card)
 
 
@@ -247,12 +257,12 @@ def presets() -> dict[str, str]:
 
 
 def leaves(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, Any]]:
-    """Yield the values below `path` that have an origin: everything but sections."""
+    """Yield the values below `path` that are not sections, with their paths."""
     return ((path, inner) for path, inner in _nodes(value, path) if not _items(inner))
 
 
 def _nodes(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, Any]]:
-    """Yield a value and everything in it, with paths."""
+    """Yield a value and all values in it, with their paths."""
     yield path, value
     for key, inner in _items(value):
         yield from _nodes(inner, (*path, key))
@@ -280,6 +290,11 @@ def _merge(values: Any, changes: Any) -> Any:
 
 
 def _resolve(settings: _Settings) -> Resolved:
+    """Validate the values and their combinations, and find the origin of each.
+
+    Raises:
+        ConfigError: A name is unknown, a value is wrong, or two settings cannot be combined.
+    """
     values = settings.values
     _refuse_unknown(values, settings.origin)
     try:
@@ -296,6 +311,11 @@ def _resolve(settings: _Settings) -> Resolved:
 
 
 def _read(name: str) -> Document:
+    """Read a preset, or the file with this path.
+
+    Raises:
+        ConfigError: The file does not exist, cannot be read, or is not a configuration.
+    """
     preset_names = presets()
     if name in preset_names:
         text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
@@ -318,7 +338,7 @@ def _read(name: str) -> Document:
             "Give a YAML file saved as UTF-8."
         ) from error
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
+        if error.errno == errno.ENAMETOOLONG:  # probably YAML text instead of its path
             name = one_line(name, _MAX_NAME_CHARS)
             raise ConfigError(_explain_missing(name, preset_names)) from error
         raise ConfigError(
@@ -334,14 +354,12 @@ def _explain_missing(name: str, preset_names: Iterable[str]) -> str:
 
     If a YAML file in the folder has a similar name, it suggests only this file.
     """
-    path, files = Path(name), list[str]()
-    with suppress(OSError, ValueError):
+    path = Path(name)
+    files: list[str] = []
+    with suppress(OSError, ValueError):  # the folder may not exist, or not be readable
         siblings = sorted(path.parent.iterdir())
-        files = [
-            str(path.with_name(f.name))
-            for f in siblings
-            if f.suffix in (".yaml", ".yml")
-        ]
+        yaml_files = [file for file in siblings if file.suffix in (".yaml", ".yml")]
+        files = [str(path.with_name(file.name)) for file in yaml_files]
     problem = f"{name} is neither a file nor a preset."
     files_by_stem = {Path(file).stem: file for file in files}
     if similar := difflib.get_close_matches(path.stem, files_by_stem, n=1):
@@ -350,10 +368,9 @@ def _explain_missing(name: str, preset_names: Iterable[str]) -> str:
     preset_hint = nearest_hint(name, preset_names, cutoff=0.4)
     file_hint = ""
     if files:
+        listed = ", ".join(files[:_MAX_LISTED_FILES])
         ellipsis = " ..." if len(files) > _MAX_LISTED_FILES else ""
-        file_hint = (
-            f" YAML files there: {', '.join(files[:_MAX_LISTED_FILES])}{ellipsis}."
-        )
+        file_hint = f" YAML files there: {listed}{ellipsis}."
     return (
         f"{problem}{preset_hint}{file_hint} Presets: {', '.join(preset_names)}. Give one of them, "
         "or the path of a YAML file."
@@ -361,6 +378,7 @@ def _explain_missing(name: str, preset_names: Iterable[str]) -> str:
 
 
 def _parse(text: str, name: str) -> Document:
+    """Read the YAML text of a configuration, which must be a mapping."""
     document = read_yaml(text, name)
     if document.value is None:
         raise ConfigError(
@@ -378,6 +396,7 @@ def _parse(text: str, name: str) -> Document:
 
 
 def _refuse_unknown(values: Any, origin: Origin) -> None:
+    """Raise a ConfigError for the first name in `values` that is not a setting."""
     for path in unknown_names(values):
         raise ConfigError(explain_unknown(path, origin))
 

@@ -55,11 +55,11 @@ from toque.config.schema_methods import (
 from toque.units import Duration
 
 TRAINED = "trained:"
-"""Prefix of a `model.tokenizer` to train. The number of its pieces follows."""
+"""Prefix of a `model.tokenizer` that is trained. The vocabulary size follows."""
 CHAT_DATE = "2024-07-26"
 """Date that Llama 3's chat template writes if it cannot read a clock."""
 DEFAULT_VOCABULARY = 8192
-"""Pieces of the tokenizer trained for a model from scratch, few enough for a small model."""
+"""Vocabulary size of the tokenizer for a model from scratch, few enough for a small model."""
 
 
 class ModelConfig(Config):
@@ -74,13 +74,13 @@ class ModelConfig(Config):
     shape: dict[str, Any] = {}  # noqa: RUF012  # pydantic copies it
     """Arguments of the family's Hugging Face config, e.g. {d_model: 256}. From scratch only."""
     tokenizer: TokenizerName = "auto"
-    """A Hugging Face folder, a hub name, or trained:N for a tokenizer of N pieces that is trained
-    on the data and kept in the store. auto: the checkpoint's tokenizer; from scratch, trained:8192.
-    """
+    """A Hugging Face folder, a hub name, or trained:N for a tokenizer with N entries that is
+    trained on the data and stored with them. auto: the checkpoint's tokenizer; from scratch,
+    trained:8192."""
 
     licence: str | None = None
     """Licence of the finished model for its model card, as a hub identifier such as apache-2.0.
-    null: the licence on the card of `start_from`, if there is one."""
+    null: the licence on the card of `start_from`, if it has one."""
 
     @property
     def tokenizer_source(self) -> str:
@@ -118,8 +118,8 @@ class FilesConfig(Config):
     "Q: {question} Context: {context}". Conversations: {messages: messages}, a list of messages, or
     {system: role, prompt: question, target: answer} for conversations of one answer."""
     max_files: Annotated[int, Field(ge=1)] | None = None
-    """Number of files to read, the first ones by name. Other files of a bucket are not downloaded.
-    null: all."""
+    """Maximum number of files to read, the first ones by name. Other files in a bucket are not
+    downloaded. null: all."""
     licence: str | None = None
     """Licence of the data for the card of the finished model, e.g. CC-BY-4.0. null: unknown."""
 
@@ -148,7 +148,7 @@ class TaskConfig(Config):
         Allowed("a list of two texts or more, each once"),
     ] = ()
     """Allowed answers. A row with another answer is dropped and counted. A model's answer must
-    match one of them, apart from surrounding blanks. []: any text."""
+    equal one of them, apart from surrounding blanks. []: any text."""
     metrics: Annotated[
         tuple[TaskMetricName, ...],
         AsTuple,
@@ -157,8 +157,8 @@ class TaskConfig(Config):
             f"a list of {', '.join((*ANY_TEXTS, *OF_CLASSES))}, module:function, each once"
         ),
     ] = ()
-    """Metrics of the model's answers, shown as NAME_METRIC, e.g. sentiment_accuracy. A function of
-    your own is module:function. []: accuracy and macro_f1 if the task has classes, else
+    """Metrics of the model's answers, reported as NAME_METRIC, e.g. sentiment_accuracy. A function
+    of your own is module:function. []: accuracy and macro_f1 if the task has classes, else
     `evaluation.metrics`."""
 
 
@@ -171,7 +171,7 @@ class DataConfig(Config):
         Allowed("a list such as [{path: recipes.jsonl.gz}]"),
     ] = ()
     """Raw files. `train` refuses files that differ from the files of the store. May be empty if the
-    store exists already."""
+    store already exists."""
     validation: Annotated[
         tuple[FilesConfig, ...],
         AsTuple,
@@ -194,7 +194,7 @@ class DataConfig(Config):
             "{NAME: {prompt: ..., target: ...}}, each NAME a word that is not in this list"
         ),
     ] = ("write",)
-    """Tasks that each recipe becomes, all in one store (docs/guides/tasks-and-curriculum.md).
+    """Tasks made from each recipe, all in one store (docs/guides/tasks-and-curriculum.md).
     write: the recipe from its title and ingredients. Text sources always become documents. Tasks of
     your own, by name, apply to every source without `columns` that has the columns they need."""
     task_weights: dict[str, Annotated[float, Field(gt=0, le=100)]] = {}  # noqa: RUF012
@@ -208,28 +208,28 @@ class DataConfig(Config):
     """Jinja template that turns conversations into text: a file, plain or chatml. auto: the
     tokenizer's template, or plain if it does not have one. The finished model keeps it."""
     chat_date: Day = CHAT_DATE
-    """Today's date for a template that reads the clock (strftime_now), in training and in use. With
-    a fixed date, the same data give the same store on any day."""
+    """Today's date for a template that reads the clock (strftime_now), in training and inference.
+    With a fixed date, the same data give the same store on any day."""
     loss_on: Literal["answers", "last_answer"] = "answers"
-    """Answers of a conversation that count in the loss: all, or only the last one."""
+    """Answers of a conversation that contribute to the loss: all, or only the last one."""
     max_prompt_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
     """Longest prompt, in tokens. auto: long enough for 99 % of a sample, at most 2048 and the
-    model's context length; see the data report. Documents alone are split into
-    prompts of at most 256 (encoder-decoders only)."""
+    model's context length; see the data report. If all data are documents, they are split into
+    prompts of at most 256 tokens (encoder-decoders only)."""
     max_target_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
-    """Longest target, in tokens. auto: as for prompts, but documents alone are split into targets
-    of at most 512. The sum of both limits applies to conversations."""
+    """Longest target, in tokens. auto: as for prompts. If all data are documents, they are split
+    into targets of at most 512 tokens. The sum of both limits applies to conversations."""
     on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
-    """Treatment of longer examples. Their number is printed. auto: truncate recipes, split
-    documents."""
+    """Treatment of examples above these limits. Their number is printed. auto: truncate recipes,
+    split documents."""
     validation_fraction: Fraction = 0.1
     """Share of the recipes or documents held out from training."""
     max_examples: Annotated[int, Field(ge=1)] | None = None
-    """Number of examples to use. Files take turns, and reading stops at this number. null: all."""
+    """Maximum number of examples. Files take turns, and reading stops at this number. null: all."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Lowest quality score of a recipe. Recipes below it are dropped."""
+    """Minimum quality score of a recipe. Recipes below it are dropped."""
     max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Largest share of unusable records in a source. A source with a larger share is refused,
+    """Maximum share of unusable records in a source. A source with a larger share is refused,
     because it probably has another format. Dropped records are always counted by reason."""
     encoding: EncodingName = "utf-8"
     """Character encoding of text, JSON, CSV and web pages. If the data report counts many bytes
@@ -239,7 +239,7 @@ class DataConfig(Config):
     keep one of several recipes or documents that share most of their wording."""
     engine: Literal["local", "ray"] = "local"
     """Machines that prepare the data. local: the cores of this machine. ray: a Ray cluster that
-    shares a file system. The store is the same."""
+    shares a file system. Both write the same store."""
 
     @property
     def own_tasks(self) -> Mapping[str, TaskConfig]:
@@ -262,8 +262,8 @@ class OptimConfig(Config):
     """adamw: decoupled weight decay. muon: orthogonalised updates of the inner matrices, AdamW for
     the rest. adamw8bit: 2 bytes of state per weight instead of AdamW's 8. All three use the same
     peak_lr. adafactor: almost no state; its peak_lr is relative to the size of each weight and
-    capped at 1 / sqrt(step): 1e-3 to fine-tune a T5, 1e-2 to train one from scratch, with a
-    constant schedule. It is not for adapters, because it moves weights that start at zero very
+    capped at 1 / sqrt(step). Use 1e-3 to fine-tune a T5 and 1e-2 to train one from scratch, with a
+    constant schedule. Do not use it for adapters, because it moves weights that start at zero very
     slowly. module:function, e.g. torch.optim:NAdam: your own optimizer, called with groups of
     weights, lr, and each of betas, eps and momentum that is set."""
     betas: (
@@ -272,35 +272,35 @@ class OptimConfig(Config):
         ]
         | None
     ) = None
-    """Decay rates of AdamW's averages of gradients and of squared gradients. null: 0.9 and 0.999.
-    """
+    """Decay rates of AdamW's moving averages of gradients and squared gradients. null: 0.9 and
+    0.999."""
     eps: Annotated[float, Field(gt=0)] | None = None
-    """Number added to the root of AdamW's average of squares. null: 1e-8."""
+    """Constant added to the square root of AdamW's second moment. null: 1e-8."""
     momentum: Fraction | None = None
-    """Decay rate of muon's average of gradients, or the momentum of your own optimizer. null: 0.95
-    for muon."""
+    """Decay rate of muon's moving average of gradients, or the momentum of your own optimizer.
+    null: 0.95 for muon."""
     peak_lr: Annotated[float, Field(gt=0)] = 3e-4
     """Highest learning rate, reached when warmup ends."""
     schedule: Literal[
         "constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd"
     ] = "cosine"
-    """Decay of the rate from the peak to `min_lr`. linear, cosine: until the end of the run;
+    """Decay of the learning rate from the peak to `min_lr`. linear, cosine: until the run ends;
     cosine_restarts: in cycles; inverse_sqrt: as 1 / sqrt(time), without reaching `min_lr`; wsd:
     constant, then a linear cooldown at the end."""
     cycles: CyclesConfig | None = None
     """Cycles of cosine_restarts. null: the first takes 1000 steps, and each next one twice as many.
     """
     cooldown: Interval | None = None
-    """Length of the cooldown of wsd, at the end of the run. null: 20 %."""
+    """Length of wsd's cooldown at the end of the run. null: 20 %."""
     warmup: AnyDuration = Duration(3, "%")
-    """Length of the linear rise of the rate to the peak. The default is a share, so that even a
+    """Length of the linear warmup to the peak learning rate. The default is a share, so that even a
     short run reaches the peak."""
     min_lr: Annotated[float, Field(ge=0)] = 0.0
     """Learning rate at the end of the decay."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Weight decay of matrices. Biases and norms have no decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Largest norm of the gradient. Longer gradients are scaled down to it."""
+    """Maximum gradient norm. Larger gradients are clipped to it."""
     label_smoothing: Fraction = 0.0
     """Share of the target probability spread over the vocabulary (Szegedy et al. 2016)."""
     gradient_noise: NoiseConfig | None = None
@@ -319,8 +319,8 @@ class EarlyStoppingConfig(Config):
     min_delta: Annotated[float, Field(ge=0)] = 0.0
     """Smallest improvement that counts, in units of the metric; nats for the loss."""
     metric: ScoreName = "loss"
-    """Metric that must improve: the held-out loss, perplexity, or a score of the texts written at
-    every evaluation, e.g. bleu, rougeL, recipe_score (docs/guides/evaluate-and-compare.md)."""
+    """Metric that must improve: the held-out loss, perplexity, or a score of the texts generated
+    at every evaluation, e.g. bleu, rougeL, recipe_score (docs/guides/evaluate-and-compare.md)."""
 
 
 class TrainConfig(Config):
@@ -328,16 +328,17 @@ class TrainConfig(Config):
 
     stop_after: RunLength = Duration(3, "epochs")
     """Length of the whole run. A time such as "10 minutes" counts only updates. With "total", as in
-    "10 minutes total" or "8 hours total", it also counts reading, measuring, evaluating and
-    writing."""
+    "10 minutes total" or "8 hours total", it also counts loading, measurements, evaluations and
+    saves."""
     time_limit: Seconds | None = None
-    """Time of the whole command after which training ends, even before `stop_after`. null: no
+    """Time limit of the entire command. Training ends in time, even before `stop_after`. null: no
     limit except a `stop_after` such as "10 minutes total"."""
     batch: BatchSize = Duration(16384, "tokens")
-    """Amount of data per update. A change changes the result."""
+    """Amount of data per update. It affects the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Rows computed at a time. Fewer rows need less memory and give the same update. auto: 4,096
-    tokens on a CPU; on a GPU the largest number that fits, measured before the first update."""
+    """Rows per forward and backward pass. Fewer rows need less memory and give the same update.
+    auto: 4,096 tokens on a CPU; on a GPU the largest number that fits, measured before the first
+    update."""
     readers: Annotated[int, Field(ge=1, le=64)] = 1
     """Threads that prepare batches in advance, without changing them. One is enough for a local
     disk. More help if reading is slow, e.g. on a network disk (docs/guides/doctor.md)."""
@@ -347,21 +348,23 @@ class TrainConfig(Config):
     pack: bool = True
     """Put several examples in one row. Attention never crosses examples."""
     precision: Literal["auto", "bf16", "fp16", "float32"] = "auto"
-    """Number format of the matrix products. Weights stay float32. auto: bf16 if it is fast."""
+    """Number format of the matmuls. Weights stay float32. auto: bf16 on devices that compute it
+    fast."""
     compile: bool | Auto = "auto"
     """Use torch.compile, which takes a minute. auto: on a GPU. If compiling fails, the run
     continues without it."""
     gradient_checkpointing: bool | Auto = "auto"
-    """Recompute activations in backward to save memory. The result is the same to the bit, about a
-    third slower. auto: if a single row does not fit into memory otherwise."""
+    """Recompute activations in the backward pass to save memory. Training is about a third slower,
+    with results that are bitwise identical to a run without it. auto: if a single row does not fit
+    into memory otherwise."""
     activation_offload: bool = False
-    """Move the block inputs that `gradient_checkpointing` keeps to the machine's memory until
-    backward needs them. The result is the same to the bit. GPUs only
+    """Move the block inputs that `gradient_checkpointing` stores to the machine's memory until the
+    backward pass needs them. The results are bitwise identical to a run without it. GPUs only
     (docs/explanation/fit-a-model.md)."""
     evaluate_every: Interval = Duration(200, "steps")
-    """Time between evaluations on the held-out examples. The end is always evaluated."""
+    """Interval between evaluations on held-out examples. The last step is always evaluated."""
     save_every: Interval = Duration(200, "steps")
-    """Time between checkpoints. The end is always saved."""
+    """Interval between checkpoints. The last step is always saved."""
     keep_last: Annotated[int, Field(ge=1)] = 2
     """Number of newest checkpoints to keep."""
     keep_best: Annotated[int, Field(ge=0)] = 1
@@ -372,7 +375,8 @@ class TrainConfig(Config):
     early_stopping: EarlyStoppingConfig | None = None
     """End the run when the held-out loss, or another metric, stops improving. null: never."""
     deterministic: bool = True
-    """Compute the same bits in every run on the same machine. Costs a little speed on some GPUs."""
+    """Compute bitwise identical results in every run on the same machine. Costs a little speed on
+    some GPUs."""
     strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
     """Division of the model among processes (docs/guides/several-gpus.md). single: refuse to run in
     several processes. ddp: a full copy in each process. fsdp: a part of every weight, gradient and
@@ -383,7 +387,7 @@ class TrainConfig(Config):
 
     @property
     def command_seconds(self) -> float | None:
-        """Longest time of the whole command, in seconds; None without a limit."""
+        """Time limit of the entire command, in seconds; None without a limit."""
         limits = [self.stop_after] if self.stop_after.total else []
         if self.time_limit is not None:
             limits.append(self.time_limit)
@@ -419,20 +423,22 @@ class EvaluationConfig(Config):
     max_examples: Annotated[int, Field(ge=1)] | None = 512
     """Held-out examples per evaluation. null: all."""
     generate: Annotated[int, Field(ge=0)] = 16
-    """Held-out prompts to write and score in the final evaluation, and as many for each task with
-    metrics of its own. 0: no texts for held-out prompts, also during training."""
+    """Number of held-out prompts for which the final evaluation generates and scores texts, and as
+    many again for each task with metrics of its own. 0: no texts for held-out prompts, not even
+    during training."""
     texts: Annotated[int, Field(ge=0)] = 16
-    """Number of the `generate` prompts to write and score at every evaluation during training. The
-    prompts stay the same, and their cost is printed. 0: only the held-out loss."""
+    """Number of the `generate` prompts for which every evaluation during training generates and
+    scores texts. The prompts stay the same, and their cost is printed. 0: only the held-out loss.
+    """
     prompts: Annotated[tuple[str, ...], AsTuple] = ()
-    """Your own prompts to write for at every evaluation, as plain text, e.g.
-    [Make a healthy breakfast]. They are put in the form of the training prompts. The texts are
-    printed with their quality and kept in `samples.jsonl`."""
+    """Your own prompts, for which every evaluation generates texts, e.g.
+    [Make a healthy breakfast]. They are rewritten in the format of the training prompts. The texts
+    are printed with their quality and appended to `samples.jsonl`."""
     metrics: Annotated[
         Auto | Annotated[tuple[MetricName, ...], AsTuple],
         Allowed(f"auto, or a list of auto, {', '.join(ANY_TEXTS)}, module:function"),
     ] = "auto"
-    """Metrics of the written texts, except texts of tasks with metrics of their own. auto: bleu,
+    """Metrics of the generated texts, except texts of tasks with metrics of their own. auto: bleu,
     rouge, repetition and recipe. A function of your own is module:function, e.g.
     [auto, mymodule:my_metric] (docs/guides/evaluate-and-compare.md)."""
 
@@ -441,9 +447,9 @@ class ObserveConfig(Config):
     """Records of a training run. They never change its results."""
 
     log_every: Interval = Duration(10, "steps")
-    """Time between lines of `metrics.jsonl`."""
+    """Interval between step events in `metrics.jsonl`."""
     summary: Interval | None = Duration(500, "steps")
-    """Time between summaries in `training.log`: speed, utilisation, memory, data per update,
+    """Interval between summaries in `training.log`: speed, utilisation, memory, data per update,
     scaling, signs of convergence. null: none."""
     system: Seconds | None = Duration(10, "seconds")
     """Time between `system` events: processor, memory, disk and network, and use, memory, power,
@@ -462,9 +468,9 @@ class ObserveConfig(Config):
     """Experiment trackers that receive copies of `metrics.jsonl`, each in its own thread. A tracker
     that hangs or fails loses only its copies (docs/guides/callbacks-and-trackers.md)."""
     webhook: Annotated[SecretAddress, Field(repr=False)] = None
-    """Address notified when a run starts, has a new lowest held-out loss, ends or fails. Discord's
-    addresses get Discord's format, others plain JSON. No file or message contains the address.
-    Prefer env:NAME, so that the run's own config.yaml also works."""
+    """Address that is notified when a run starts, has a new lowest held-out loss, ends or fails.
+    Discord's addresses get Discord's format, others plain JSON. No file or message contains the
+    address. Prefer env:NAME, so that the run's own config.yaml also works."""
     callbacks: Annotated[
         tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")
     ] = ()
@@ -473,7 +479,7 @@ class ObserveConfig(Config):
 
 
 class RunConfig(Config):
-    """A whole run."""
+    """Settings of a run."""
 
     run_dir: FolderName = "runs/cookbook"
     """Folder of the run: checkpoints, metrics, the finished model. For gs:// or s3://, the run uses
@@ -489,8 +495,8 @@ class RunConfig(Config):
     """Stages with different examples, e.g. easy examples first. null: all examples from the start.
     """
     span_corruption: SpanCorruptionConfig | None = None
-    """Pretrain a T5: join prompt and target of each example, and replace random spans with gaps to
-    fill. Each epoch has new gaps. null: train on prompts and targets as they are."""
+    """Pretrain a T5: join the prompt and target of each example, and replace random spans with gaps
+    to fill. Each epoch has new gaps. null: train on prompts and targets as they are."""
     augmentation: AugmentationConfig | None = None
     """Vary prompts and texts during training. null: use them as stored."""
     optim: OptimConfig = Field(default_factory=OptimConfig)

@@ -40,12 +40,12 @@ class AdapterConfig(Config):
             Allowed("a list of layer names such as [q, v]"),
         ]
     ) = "auto"
-    """Linear layers with an adapter, by the last part of their names. auto: the attention
-    projections q and v, or the joined projection. all: all linear layers except the output head."""
+    """Linear layers with an adapter, by the last part of their names. auto: the attention's q
+    and v projections, or its joined projection. all: all linear layers except the output head."""
     quantize_base: Literal["int8", "nf4"] | None = None
     """Store the frozen matrices with 8 (int8) or 4 (nf4) bits per weight, and dequantize them for
-    each product (QLoRA, Dettmers et al. 2023). nf4 needs the extra quant. null: store them in the
-    number format of the products. (docs/explanation/fit-a-model.md)"""
+    each matmul (QLoRA, Dettmers et al. 2023). nf4 needs the extra quant. null: store them in the
+    number format of the matmuls (docs/explanation/fit-a-model.md)."""
 
 
 class CyclesConfig(Config):
@@ -54,7 +54,7 @@ class CyclesConfig(Config):
     first: Interval = Duration(1000, "steps")
     """Length of the first cycle (T_0), which begins after the warmup."""
     growth: Annotated[int, Field(ge=1)] = 2
-    """Ratio of the lengths of a cycle and of the previous cycle (T_mult)."""
+    """Ratio of a cycle's length to the previous cycle's length (T_mult)."""
 
 
 class NoiseConfig(Config):
@@ -169,12 +169,12 @@ class OptimisationsConfig(Config):
     """Switches for optimisations (docs/explanation/memory-and-speed.md)."""
 
     attention: Literal["auto", "segments", "flex", "dense"] = "auto"
-    """Attention between packed examples. segments: one example at a time, on a CPU. flex:
-    FlexAttention, on a GPU. dense: a mask of all pairs of positions, on any device. auto: segments
-    on a CPU; on a GPU flex, or dense if flex does not work."""
+    """Attention kernel that separates packed examples. segments: one example at a time, on a CPU.
+    flex: FlexAttention, on a GPU. dense: a mask of all pairs of positions, on any device. auto:
+    segments on a CPU; on a GPU flex, or dense if flex does not work."""
     dropout: bool = True
-    """Compute dropout masks from a hash of seed, step, token and layer, so that they do not depend
-    on train.micro_batch_rows, packing or the number of ranks. false: use PyTorch's generator."""
+    """Compute dropout masks from a hash of seed, step, token and layer. The masks do not depend on
+    train.micro_batch_rows, packing or the number of ranks. false: use PyTorch's generator."""
     activations: bool = True
     """Compute the GELU of GPT-2 and T5 v1.1 in one kernel instead of eight."""
     layers: bool = True
@@ -184,4 +184,4 @@ class OptimisationsConfig(Config):
     prefetch: bool = True
     """Build the next batches during an update and, on a GPU, copy them to it."""
     background_saves: bool = True
-    """Write checkpoints during training."""
+    """Write checkpoints in the background, while training continues."""

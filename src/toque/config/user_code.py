@@ -16,7 +16,7 @@ from typing import Any, Final
 from toque.errors import ConfigError, argument
 
 ForeignCode = Mapping[str, Mapping[str, str]]
-"""Untrusted code: setting -> name of the code -> its place in a file."""
+"""Untrusted code: setting -> name of the code -> its file and line."""
 CODE_SETTINGS: Final = {
     "evaluation.metrics": "evaluation.metrics=auto",
     "observe.callbacks": "observe.callbacks=[]",
@@ -36,17 +36,18 @@ _RUN_FILES: Final = ("checkpoints", "best", "model", "metrics.jsonl", "evaluatio
 """Files and folders that only a run folder contains."""
 
 
-def is_of_a_run(file: Path) -> bool:
-    """Check whether a file is the configuration in a run folder."""
+def is_run_config(file: Path) -> bool:
+    """Return whether a file is the configuration in a run folder, or a link to one."""
     paths = [path for path in (file, file.resolve()) if path.name == _RUN_CONFIG]
     if any((path.parent / name).exists() for path in paths for name in _RUN_FILES):
         return True
+    # A copy of the file outside its run folder also begins with the header.
     with file.open("rb") as stream:
         return bool(paths) and stream.read(len(HEADER)) == HEADER.encode()
 
 
 def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Find the names of code in the values of a configuration, by setting.
+    """Return the names of code in the values of a configuration, by setting.
 
     >>> names_of_code({"evaluation": {"metrics": ["auto", "pty:spawn"]}, "observe": {}})
     {'evaluation.metrics': ['pty:spawn']}
@@ -64,9 +65,10 @@ def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
     names_by_setting = {}
     for setting, value in candidates.items():
         items = [value] if isinstance(value, str) else value
-        if isinstance(items, list | tuple) and (
-            names := [item for item in items if ":" in item]
-        ):
+        if not isinstance(items, list | tuple):
+            continue
+        names = [item for item in items if ":" in item]
+        if names:
             names_by_setting[setting] = names
     return names_by_setting
 
@@ -74,18 +76,18 @@ def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
 def refuse_foreign_code(
     foreign: ForeignCode, settings: Sequence[str] | None = None
 ) -> None:
-    """Check that the settings, or all settings if None, do not name untrusted code.
+    """Check that `settings` do not name untrusted code. None: check all settings.
 
     Raises:
         ConfigError: A setting names untrusted code.
     """
-    names, overrides = list[str](), list[str]()
+    names: list[str] = []
+    overrides: list[str] = []
     for setting in foreign if settings is None else settings:
-        places = foreign.get(setting, {})
-        names += [
-            f"{name} ({setting}, {at}){_file_of(name)}" for name, at in places.items()
-        ]
-        if places:
+        origins = foreign.get(setting, {})
+        for name, origin in origins.items():
+            names.append(f"{name} ({setting}, {origin}){_describe_file(name)}")
+        if origins:
             overrides.append(CODE_SETTINGS.get(setting, f"{setting}=[]"))
     if names:
         raise ConfigError(
@@ -112,10 +114,9 @@ def import_user_code(
     """
     refuse_foreign_code(foreign, [setting])
     module, _, attribute = path.partition(":")
+    # Python adds the current folder for `python -m toque`, but not for `toque`.
     folder = str(Path.cwd())
-    if (
-        folder not in sys.path
-    ):  # Python adds it for `python -m toque`, but not for `toque`
+    if folder not in sys.path:
         sys.path.append(folder)
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -126,8 +127,8 @@ def import_user_code(
         ) from error
 
 
-def _file_of(name: str) -> str:
-    """Find the file that importing a name would run first, without running it."""
+def _describe_file(name: str) -> str:
+    """Return " of FILE" for the file that importing a name would run first. Do not run it."""
     package = name.partition(":")[0].partition(".")[0]
     spec = PathFinder.find_spec(package, [*sys.path, str(Path.cwd())])
     return f" of {spec.origin}" if spec is not None and spec.origin else ""

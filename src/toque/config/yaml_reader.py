@@ -29,6 +29,7 @@ _FLOAT = (
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
 _NOT_PYTHON = re.compile(r"_|\.(?=inf|nan)")
+"""Characters of YAML's numbers that Python's `float` does not accept."""
 _BOOL = r"true|True|TRUE|false|False|FALSE"
 _NULL = r"~|null|Null|NULL|"
 _SCALARS = {
@@ -53,7 +54,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 
 
 class _TooDeep(yaml.YAMLError):
-    """Nesting beyond `MAX_DEPTH`, for which PyYAML needs quadratic time."""
+    """Nesting beyond `MAX_DEPTH`. PyYAML needs quadratic time for it."""
 
 
 class _TooMany(yaml.YAMLError):
@@ -130,13 +131,14 @@ def read_yaml(text: str, name: str) -> Document:
     except yaml.YAMLError as error:
         raise ConfigError(_explain_syntax_error(error, text, name)) from error
     if node is not None:
-        document.value = _value(node, (), document, ())
+        document.value = _read_value(node, (), document, ())
     return document
 
 
-def _value(
+def _read_value(
     node: yaml.Node, path: Path, document: Document, above: tuple[int, ...]
 ) -> Any:
+    """Return a node's value, and store its line. `above` are the ids of the nodes around it."""
     line = node.start_mark.line + 1
     document.lines.setdefault(path, line)
     if id(node) in above or len(document.lines) > MAX_NODES:
@@ -146,10 +148,10 @@ def _value(
         )
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode):
-        return _mapping(node, path, document, above)
+        return _read_mapping(node, path, document, above)
     if isinstance(node, yaml.SequenceNode):
         return [
-            _value(item, (*path, index), document, above)
+            _read_value(item, (*path, index), document, above)
             for index, item in enumerate(node.value)
         ]
     try:
@@ -161,9 +163,10 @@ def _value(
         ) from None
 
 
-def _mapping(
+def _read_mapping(
     node: yaml.MappingNode, path: Path, document: Document, above: tuple[int, ...]
 ) -> Mapping[str, Any]:
+    """Convert a mapping. Its names must be texts, each once."""
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
@@ -179,11 +182,12 @@ def _mapping(
                 f"{document.lines[(*path, key)]}. Remove one of them."
             )
         document.lines[(*path, key)] = line
-        values[key] = _value(value_node, (*path, key), document, above)
+        values[key] = _read_value(value_node, (*path, key), document, above)
     return values
 
 
 def _explain_syntax_error(error: yaml.YAMLError, text: str, name: str) -> str:
+    """Write the message about a text that is not YAML, with its line."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
         return (
@@ -191,17 +195,17 @@ def _explain_syntax_error(error: yaml.YAMLError, text: str, name: str) -> str:
             "Save the file as plain UTF-8 text."
         )
     problem = str(getattr(error, "problem", ""))
-    if problem.startswith("but "):
+    if problem.startswith("but "):  # the second half of a sentence
         problem = f"{getattr(error, 'context', '')}, {problem}"
 
     lines = text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
-    place = f"{name}:{mark.line + 1}"
+    location = f"{name}:{mark.line + 1}"
     indent = line[: len(line) - len(line.lstrip())]
     if "\\t" in problem or "\t" in indent:
-        return f"{place}: the line is indented with a tab. Use two spaces instead."
+        return f"{location}: the line is indented with a tab. Use two spaces instead."
     quote = f" in `{line.strip()[:60]}`" if line.strip() else ""
     return (
-        f"{place}: this is not YAML: {problem}{quote}. Write `name: value`, indent with spaces, "
+        f"{location}: this is not YAML: {problem}{quote}. Write `name: value`, indent with spaces, "
         "and quote text with a colon, a quote, # or %."
     )

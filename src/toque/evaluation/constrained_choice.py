@@ -20,7 +20,7 @@ from toque.data.loader.packing import RowShape
 from toque.data.tokenizer.codec import Codec
 from toque.models.forward.loss import log_probabilities
 from toque.models.generation.engine import evaluating
-from toque.models.generation.kv_cache import neighbours
+from toque.models.generation.kv_cache import group_by_length
 from toque.models.lora.frozen import computing
 from toque.reporter import Count, uncounted
 
@@ -83,7 +83,7 @@ def choose(
     on_progress(0, len(prompts))
 
     with evaluating(model), torch.no_grad():
-        for part in neighbours(
+        for part in group_by_length(
             sizes, max_wasted=TOKENS_PER_BATCH, max_tokens=TOKENS_PER_BATCH
         ):
             chosen = order[part]

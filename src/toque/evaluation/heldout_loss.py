@@ -105,10 +105,8 @@ class HeldOut:
         encoder = trained.shape.source > 0
         spans = None
         if span_corruption is not None:
-            spans = SpanCorruption.from_settings(
-                span_corruption, store, encoder=encoder
-            )
-        lengths = ExampleLengths.of(store, rows, encoder=encoder, spans=spans)
+            spans = SpanCorruption.for_store(span_corruption, store, encoder=encoder)
+        lengths = ExampleLengths.from_store(store, rows, encoder=encoder, spans=spans)
         shape = choose_shape(*lengths.sample(), encoder=encoder)
         chosen = subset(rows, evaluation.max_examples)
         weights = held_out_weights(data, store, chosen)
@@ -284,7 +282,9 @@ def choose_rows(
     spans: SpanCorruption | None = None,
 ) -> list[tuple[int, ...]]:
     """Pack held-out examples in order. `spans` may change their length."""
-    lengths = ExampleLengths.of(store, rows, encoder=shape.source > 0, spans=spans)
+    lengths = ExampleLengths.from_store(
+        store, rows, encoder=shape.source > 0, spans=spans
+    )
     ids = rows.tolist()
     packed = pack(lengths.source, lengths.target, shape)
     return [tuple(ids[item] for item in row) for row in packed]

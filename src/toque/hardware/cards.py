@@ -1,4 +1,4 @@
-"""Cards: GPUs by name, with their memory and the speeds that their makers state."""
+"""Cards: GPUs by name, with their memory and the speeds from the manufacturers' data sheets."""
 
 from __future__ import annotations
 
@@ -12,50 +12,52 @@ from typing import Final
 from toque.errors import ConfigError, argument, nearest_hint
 
 _TABLE: Final = Path(__file__).with_name("cards.tsv")
-_MAKERS: Final = frozenset({"NVIDIA", "Tesla", "GeForce"})
+_FORMATS: Final = ("bf16", "fp16", "tf32", "fp32")
+_BRANDS: Final = frozenset({"NVIDIA", "Tesla", "GeForce"})
 
 
 @dataclass(frozen=True)
 class Card:
-    """Specification of a GPU, from its maker's document."""
+    """Specification of a GPU, from a document of its manufacturer."""
 
     name: str
     devices: tuple[str, ...]
-    """Names of the GPU in torch, without the maker."""
+    """Names of the GPU in torch, without the brand."""
     memory_bytes: int
     """Memory that torch reports."""
     flops_per_second: Mapping[str, float]
-    """Speed of dense matrix products with float32 sums, by supported number format."""
+    """Speed of dense matmuls with float32 accumulation, by supported number format."""
     link: tuple[str, float] | None
-    """Connection between GPUs of a machine: its kind, and bytes per second in one direction."""
+    """Connection between a machine's GPUs: its kind, and bytes per second in one direction."""
     source: str
-    """Document of the maker."""
+    """Document of the manufacturer."""
 
 
 @cache
 def cards() -> dict[str, Card]:
     """Read all cards, by name."""
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
-    rows = csv.DictReader(
-        (line for line in lines if not line.startswith("#")), delimiter="\t"
+    table = [line for line in lines if not line.startswith("#")]
+    rows = csv.DictReader(table, delimiter="\t")
+    return {row["name"]: _card_in(row) for row in rows}
+
+
+def _card_in(row: Mapping[str, str]) -> Card:
+    """Convert a row of the table: MiB, TFLOP/s and GB/s. "-" means not supported or unknown."""
+    teraflops = {name: row[name] for name in _FORMATS if row[name] != "-"}
+    link_kind, _, gigabytes = row["link"].partition(" ")
+    return Card(
+        name=row["name"],
+        devices=tuple(row["device"].split("|")),
+        memory_bytes=int(row["memory"]) << 20,
+        flops_per_second={name: float(t) * 1e12 for name, t in teraflops.items()},
+        link=(link_kind, float(gigabytes) * 1e9) if gigabytes else None,
+        source=row["source"],
     )
-    by_name = {}
-    for row in rows:
-        rates = {kind: row[kind] for kind in ("bf16", "fp16", "tf32", "fp32")}
-        kind, _, rate = row["link"].partition(" ")
-        by_name[row["name"]] = Card(
-            name=row["name"],
-            devices=tuple(row["device"].split("|")),
-            memory_bytes=int(row["memory"]) << 20,
-            flops_per_second={k: float(r) * 1e12 for k, r in rates.items() if r != "-"},
-            link=(kind, float(rate) * 1e9) if rate else None,
-            source=row["source"],
-        )
-    return by_name
 
 
 def card_named(name: str) -> Card:
-    """Find a card by name, ignoring case. Spaces and hyphens are equal.
+    """Return the card with a name. Case is ignored, and spaces equal hyphens.
 
     Raises:
         ConfigError: The name is unknown. The message suggests the most similar name.
@@ -74,10 +76,10 @@ def card_named(name: str) -> Card:
 
 
 def card_of_device(device: str) -> Card | None:
-    """Find the card with a name of torch, e.g. "NVIDIA H100 PCIe". None if it is not known.
+    """Return the card with a name in torch, e.g. "NVIDIA H100 PCIe"; None for an unknown card.
 
     The entire name must match. "RTX 4090 Laptop GPU" is a different card, and a longer name may
     also be a part of a card (MIG).
     """
-    name = " ".join(word for word in device.split() if word not in _MAKERS)
+    name = " ".join(word for word in device.split() if word not in _BRANDS)
     return next((card for card in cards().values() if name in card.devices), None)

@@ -16,24 +16,28 @@ _DEFAULT_MMAPS: Final = 65536
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc reuse the memory of freed tensors. Return True if it does.
+    """Let glibc reuse the memory of freed tensors. Return True if it accepts the settings.
 
     By default glibc maps new memory for every large tensor. The page faults of the first writes
-    are a third of a small T5's step on a CPU. Results do not change. Only glibc has these settings.
+    take a third of a small T5's step on a CPU. Results do not change. Other C libraries have no
+    such settings.
     """
-    return _set(
+    return _set_parameters(
         (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20)
     )
 
 
 def return_freed_memory() -> bool:
-    """Let glibc return freed memory to the system, and return it now. Return True if it does.
+    """Let glibc return freed memory to the system, and return it immediately.
 
-    For runs that are sharded to fit into memory. Gathered weights would otherwise leave holes
-    between other tensors, and the process would grow by about the size of the model. The threshold
-    is set because glibc's default rises to 32 MiB.
+    Use it for runs that are sharded to fit into memory. Gathered weights would otherwise leave
+    holes between other tensors, and the process would grow by about the size of the model. The
+    thresholds are set because glibc's own rise to 32 MiB.
+
+    Returns:
+        True if glibc accepts the settings.
     """
-    is_set = _set(
+    is_set = _set_parameters(
         (_M_MMAP_MAX, _DEFAULT_MMAPS),
         (_M_MMAP_THRESHOLD, _DEFAULT_BYTES),
         (_M_TRIM_THRESHOLD, _DEFAULT_BYTES),
@@ -44,7 +48,8 @@ def return_freed_memory() -> bool:
     return is_set
 
 
-def _set(*settings: tuple[int, int]) -> bool:
+def _set_parameters(*settings: tuple[int, int]) -> bool:
+    """Set parameters of malloc. Return False for other C libraries, and if one is rejected."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -14,7 +14,7 @@ import torch
 HEADROOM: Final = 0.9
 """Share of the free memory for training. Fragmentation and other programs need the rest."""
 BESIDE_TRAINING: Final = 0.25
-"""Share of the free memory for writing texts or for an evaluation (a guess)."""
+"""Share of the free memory for generation or an evaluation during training (a guess)."""
 _LIMITS: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
@@ -22,63 +22,66 @@ _LIMITS: Final = (
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
     ),
 )
-"""Files with a container's limit and usage, in control groups of version 2 and 1."""
-_RAN_OUT: Final = re.compile(
+"""Files with a container's limit and usage, in control groups of version 2 and version 1."""
+_OUT_OF_MEMORY: Final = re.compile(
     r"can't allocate memory|not enough memory|_STATUS_ALLOC_FAILED"
     r"|(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[\w+\]: out of memory"
 )
-"""Messages of out-of-memory errors without a class in torch. NCCL's message is not included,
-because ranks cannot start again after it."""
+"""Messages of out-of-memory errors that have no class of their own in torch. NCCL's message is not
+included, because ranks cannot recover from it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Check for an out-of-memory error of a device or of the CPU allocator."""
+    """True for an out-of-memory error of a device or of the CPU allocator."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and _RAN_OUT.search(str(error)) is not None
+    if not isinstance(error, RuntimeError):
+        return False
+    return _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free bytes of `device` for this process. For "cpu", of the machine or container.
+    """Return the free bytes of a GPU for this process, or of the machine or container.
 
     Memory that torch has reserved but does not use counts as free.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-            device
-        )
-        return free + unused
-    free = psutil.virtual_memory().available
-    for limit, used in _LIMITS:
+        reserved = torch.cuda.memory_reserved(device)
+        return free + reserved - torch.cuda.memory_allocated(device)
+
+    memory = psutil.virtual_memory()
+    free = memory.available
+    for limit, usage in _LIMITS:
         try:
-            left = int(Path(limit).read_text()) - int(Path(used).read_text())
+            left = int(Path(limit).read_text()) - int(Path(usage).read_text())
         except (OSError, ValueError):  # no such control group, or "max"
             continue
         # Usage includes cached files, which are freed under pressure. Assume half of them.
-        free = min(free, max(left, 0) + psutil.virtual_memory().cached // 2)
+        free = min(free, max(left, 0) + memory.cached // 2)
     return free
 
 
-def held_by_others(device: torch.device) -> str:
-    """Report how much of a GPU's memory other programs use. Return "" if it is little."""
+def describe_other_use(device: torch.device) -> str:
+    """Describe how much of a GPU's memory other programs use. Return "" if it is little."""
     if device.type != "cuda":
         return ""
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    if others < max(1 << 30, total // 10):  # CUDA itself takes half a GiB
+    # CUDA itself takes half a GiB.
+    if others < max(1 << 30, total // 10):
         return ""
-    return f"other programs hold {in_words(others)} of its {in_words(total)}; nvidia-smi lists them"
+    return f"other programs use {in_words(others)} of its {in_words(total)}; nvidia-smi lists them"
 
 
-def free_in_words(device: torch.device) -> str:
-    """Report a device's free memory and its other users: "10.2 GiB that cuda has free"."""
-    others = held_by_others(device)
-    others = others and f" ({others})"
-    return f"{in_words(free_bytes(device))} that {device} has free{others}"
+def describe_free_memory(device: torch.device) -> str:
+    """Describe a device's free memory and its other users: "10.2 GiB that cuda has free"."""
+    text = f"{in_words(free_bytes(device))} that {device} has free"
+    others = describe_other_use(device)
+    return f"{text} ({others})" if others else text
 
 
-def peak_of(work: Callable[[], object], device: torch.device) -> int | None:
+def peak_bytes(work: Callable[[], object], device: torch.device) -> int | None:
     """Measure the peak bytes that `work` allocates on a GPU. None if memory runs out."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -105,8 +108,6 @@ def in_words(n_bytes: float) -> str:
     >>> in_words(3 * 2**30), in_words(5_000_000)
     ('3.0 GiB', '5 MiB')
     """
-    return (
-        f"{n_bytes / 2**30:.1f} GiB"
-        if n_bytes >= 2**29
-        else f"{n_bytes / 2**20:.0f} MiB"
-    )
+    if n_bytes >= 2**29:
+        return f"{n_bytes / 2**30:.1f} GiB"
+    return f"{n_bytes / 2**20:.0f} MiB"

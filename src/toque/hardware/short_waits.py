@@ -1,28 +1,31 @@
 """Short waits: torch's threads hardly spin while other programs use their cores.
 
-GNU's OpenMP reads its spin time only once. But if a process has more threads than cores, they spin
-only 100 rounds. An idle team of threads has this effect at any time, and ending it restores the
-spin time. Results do not change, because the computing teams stay the same.
+GNU's OpenMP reads its spin time only once. But if a process has more threads than cores, its
+threads spin only 100 rounds. An additional idle team of threads has this effect at any time, and
+its end restores the spin time. Results do not change, because the computing teams stay the same.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
 import torch
 
-from toque.hardware.processor import ProcessorUse, contended, usable_cores
+from toque.hardware.processor import ProcessorUse, is_contended, usable_cores
 from toque.hardware.thread_waits import chosen_by_user, waits_in
 
-_LOOK_SECONDS: Final = 1.0
+_UPDATE_SECONDS: Final = 1.0
 # Torch divides a sum of this size among its threads.
 _PARALLEL_ELEMENTS: Final = 1 << 20
 
 
 def teams_needed(threads: int, cores: int) -> int:
-    """Number of idle teams of `threads` that, with a computing team, exceed the number of cores.
+    """Return the number of idle teams that, with a computing team, exceed the number of cores.
+
+    Each team adds `threads - 1` threads, because its first thread exists already.
 
     >>> teams_needed(2, 2), teams_needed(8, 8), teams_needed(4, 16)
     (1, 1, 5)
@@ -31,7 +34,7 @@ def teams_needed(threads: int, cores: int) -> int:
 
 
 class ShortWaits:
-    """Idle teams that exist while other programs compute. `look` compares two readings."""
+    """Idle teams that exist while other programs compute."""
 
     def __init__(
         self, threads: int, read: Callable[[], ProcessorUse] = ProcessorUse.now
@@ -46,12 +49,12 @@ class ShortWaits:
         """True if the idle teams exist."""
         return self._end is not None
 
-    def look(self) -> None:
-        """Start or end the idle teams, depending on other programs since the last call."""
+    def update(self) -> None:
+        """Start or end the idle teams, depending on other programs' use since the last call."""
         use = self._read()
         others = use.others_since(self._before)
         self._before = use
-        is_busy = contended(threads=self._threads, others=others, cores=self._cores)
+        is_busy = is_contended(threads=self._threads, others=others, cores=self._cores)
         if is_busy and self._end is None:
             self._end = threading.Event()
             for _ in range(teams_needed(self._threads, self._cores)):
@@ -64,28 +67,30 @@ class ShortWaits:
 
 
 def _idle_team(end: threading.Event) -> None:
-    torch.ones(
-        _PARALLEL_ELEMENTS
-    ).sum()  # creates the team of this thread, which then sleeps
+    # A parallel operation creates this thread's team, which then sleeps.
+    torch.ones(_PARALLEL_ELEMENTS).sum()
     end.wait()
 
 
-def _watch(waits: ShortWaits) -> None:
-    never = threading.Event()
-    while not never.wait(_LOOK_SECONDS):
-        waits.look()
+def _update_forever(waits: ShortWaits) -> None:
+    while True:
+        time.sleep(_UPDATE_SECONDS)
+        waits.update()
 
 
 _started: Final = threading.Event()
 
 
 def shorten_waits_when_busy() -> None:
-    """Start to watch the cores, once per process, unless the user set how threads wait."""
+    """Start a thread that shortens waits, once per process.
+
+    It does not start if the user set how threads wait, or if torch has only one thread.
+    """
     threads = torch.get_num_threads()
     if _started.is_set() or threads < 2 or chosen_by_user(waits_in()):
         return
     _started.set()
     waits = ShortWaits(threads)
     threading.Thread(
-        target=_watch, args=(waits,), name="short waits", daemon=True
+        target=_update_forever, args=(waits,), name="short waits", daemon=True
     ).start()

@@ -1,7 +1,7 @@
 """Thread waits: how long OpenMP's threads spin for each other before they sleep.
 
-A spinning thread responds fastest on a quiet machine. Next to a busy program it takes the core from
-the thread that it waits for. The limits here are for a quiet machine. `short_waits` lowers the
+A spinning thread responds fastest on an idle machine. Next to a busy program it takes the core from
+the thread that it waits for. The limits here are for an idle machine. `short_waits` lowers the
 limit of GNU's OpenMP while other programs compute (lab/performance.md, "Threads that wait").
 """
 
@@ -14,26 +14,26 @@ from typing import Final
 WAIT_VARIABLES: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Environment variables that set how threads wait; OpenMP reads them once, when torch is loaded."""
 PASSIVE: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Environment in which threads sleep while they wait."""
+"""Environment variables with which waiting threads sleep."""
 BOUNDED: Final = {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "1"}
-"""Rounds that a thread of GNU's OpenMP spins (its default) and milliseconds that a thread of LLVM's
-or Intel's OpenMP spins. PyTorch's Linux wheels bundle GNU's."""
+"""Spin limits: rounds per thread for GNU's OpenMP (its default), and milliseconds per thread for
+LLVM's and Intel's OpenMP. PyTorch's Linux wheels bundle GNU's."""
 
 
 def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set `BOUNDED`, unless the user set one of `WAIT_VARIABLES`. Child processes inherit it.
 
-    Call it before torch is loaded; a process that loaded torch first spins as long as before.
+    Call it before torch is loaded. Later it has no effect on this process.
     """
     if not any(name in environment for name in WAIT_VARIABLES):
         environment.update(BOUNDED)
 
 
 def waits_in(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables of `WAIT_VARIABLES` that are set, by name."""
+    """Return the variables of `WAIT_VARIABLES` that are set, by name."""
     return {name: environment[name] for name in WAIT_VARIABLES if name in environment}
 
 
 def chosen_by_user(waits: Mapping[str, object]) -> bool:
-    """True if variables, as `waits_in` returns them, are not those that `bound_spinning` sets."""
+    """True if the variables from `waits_in` differ from `BOUNDED`."""
     return bool(waits) and waits != BOUNDED

@@ -1,4 +1,4 @@
-"""Values from the config of a model. This module does not need torch."""
+"""Values from a model's config. This module does not need torch."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ _LONGROPE: Final = ("longrope", "su")  # "su" is the name in older files of Phi-
 
 
 def window_of(config: Any) -> int | None:
-    """Return the width of a sliding window in tokens, with the current token; None without one."""
+    """Return a sliding window's width in tokens, with the current token; None without a window."""
     window = getattr(config, "sliding_window", None)
     is_used = getattr(config, "use_sliding_window", True)
     return int(window) if window is not None and is_used else None
 
 
 def head_size(config: Any) -> int:
-    """Return the columns of one attention head of a decoder-only model."""
+    """Return the head size of a decoder-only model, in columns."""
     size = getattr(config, "head_dim", None)
     return int(size or config.hidden_size // config.num_attention_heads)
 
 
 def max_positions(config: Any) -> int | None:
-    """Return the largest number of tokens in a row; None for T5.
+    """Return a model's context length in tokens; None for T5, which has no limit.
 
-    RoPE could compute longer rows, but the model was not trained on them.
+    RoPE can compute longer rows, but the model was not trained on them.
     """
     rope = getattr(config, "rope_parameters", None)
     limits = (getattr(config, "max_position_embeddings", None), short_positions(rope))
@@ -32,11 +32,11 @@ def max_positions(config: Any) -> int | None:
 
 
 def short_positions(rope: object, original: object = None) -> int | None:
-    """Return the positions with LongRoPE's short factors (Ding et al. 2024); None for other RoPEs.
+    """Return the length that LongRoPE's short factors support; None for other kinds of RoPE.
 
-    A longer row uses the long factors for all of its positions. transformers selects the factors by
-    the longest row of a batch, so packed rows would change each other. A text that grows longer
-    would read keys that were turned by the short factors.
+    A longer row uses the long factors for all of its positions (Ding et al. 2024). transformers
+    selects the factors by the longest row of a batch, so packed rows would change each other. A
+    text that grows longer would read keys that were rotated by the short factors.
 
     >>> short_positions({"rope_type": "longrope", "original_max_position_embeddings": 4096})
     4096
@@ -47,9 +47,9 @@ def short_positions(rope: object, original: object = None) -> int | None:
     """
     if not isinstance(rope, Mapping):
         return None
-    kind = rope.get("rope_type", rope.get("type"))
-    # One per kind of layer.
+    rope_type = rope.get("rope_type", rope.get("type"))
+    # Some configs have one mapping per layer type.
     limits = [short_positions(inner, original) for inner in rope.values()]
-    if kind in _LONGROPE:
+    if rope_type in _LONGROPE:
         limits.append(rope.get("original_max_position_embeddings", original))
     return min((limit for limit in limits if isinstance(limit, int)), default=None)

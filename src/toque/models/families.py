@@ -1,7 +1,7 @@
 """Model families: four with their own code, and one for all other dense causal models.
 
-A new family is one entry in `FAMILIES` and one in tests/tiny.py. A causal model of another type is
-tested on its own weights when it is loaded (`loading/self_check.py`).
+To add a family, add an entry to `FAMILIES` and an entry to tests/tiny.py. A causal model of another
+type is checked on its own weights when it is loaded (`loading/self_check.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "fp16": torch.float16,
     "float32": torch.float32,
 }
-"""Precisions of matrix products by their names in the settings."""
+"""Precisions of matmuls by their names in the settings."""
 FamilyName = Literal["t5", "gpt2", "neox", "llama", "causal"]
 
 
@@ -44,7 +44,7 @@ class Family:
 
     name: FamilyName
     is_encoder_decoder: bool
-    # `model_type` in config.json; the first is built from scratch.
+    # `model_type` in config.json. A model from scratch has the first type.
     model_types: tuple[str, ...]
     config_class: type[PretrainedConfig]  # its arguments are the keys of `model.shape`
 
@@ -68,15 +68,15 @@ CAUSAL: Final = Family("causal", False, (), PretrainedConfig)
 """Dense causal models of any other type or with sliding windows. They are never built from scratch.
 """
 _LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
-# Entries with a number of experts.
+# Config entries with a number of experts.
 _EXPERTS = re.compile(r"(?:moe_)?(?:n|num)_(?:\w+_)?experts")
 MODEL_TYPES = frozenset(
     name for family in FAMILIES.values() for name in family.model_types
 )
 
 
-def is_read(model_type: object) -> bool:
-    """True if Toque supports this `model_type`, or may support it."""
+def may_be_supported(model_type: object) -> bool:
+    """True unless a model of this `model_type` is rejected without its config."""
     return model_type in MODEL_TYPES or model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
@@ -86,54 +86,50 @@ def family_of(config: PretrainedConfig) -> Family:
         if config.model_type in family.model_types and window_of(config) is None:
             return family
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise unknown_type(config.model_type)
+        raise unsupported_type(config.model_type)
     return CAUSAL
 
 
-def refuse_unfit(config: PretrainedConfig) -> None:
+def refuse_unsupported_layers(config: PretrainedConfig) -> None:
     """Raise a ConfigError for a model that is not a dense causal language model."""
     if family_of(config) != CAUSAL:
         return
+    if problem := _find_unsupported_layers(config):
+        raise ConfigError(
+            f"This {config.model_type} model {problem}. Toque cannot separate packed examples in "
+            "it, or would not train all of it. Use a dense text model that has only attention "
+            "layers."
+        )
 
-    experts = [
-        n
-        for n in vars(config)
-        if _EXPERTS.fullmatch(n) and (getattr(config, n) or 0) > 1
-    ]
-    layer_types = {*(getattr(config, "layer_types", None) or ())} - _LAYER_TYPES
+
+def _find_unsupported_layers(config: PretrainedConfig) -> str:
+    """Describe the layers of a causal model that Toque does not support; "" without any."""
+    counts = {name: n for name, n in vars(config).items() if _EXPERTS.fullmatch(name)}
+    experts = [f"{name}={n}" for name, n in counts.items() if (n or 0) > 1]
+    if experts:
+        return f"has mixtures of experts ({', '.join(experts)})"
+
+    layer_types = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if layer_types:
+        return f"has layers without plain attention ({', '.join(sorted(layer_types))})"
+    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+        return "passes a state from token to token (a state-space or recurrent model)"
+
     parts = [
         name for name in config.sub_configs if getattr(config, name, None) is not None
     ]
-    if experts:
-        counts = ", ".join(f"{name}={getattr(config, name)}" for name in experts)
-        problem = f"has mixtures of experts ({counts})"
-    elif layer_types:
-        problem = (
-            f"has layers without plain attention ({', '.join(sorted(layer_types))})"
-        )
-    elif getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
-        problem = (
-            "passes a state from token to token (a state-space or recurrent model)"
-        )
-    elif parts:
-        problem = f"has parts for more than text ({', '.join(parts)})"
-    else:
-        return
-    raise ConfigError(
-        f"This {config.model_type} model {problem}. Toque cannot separate packed examples in it, "
-        "or would not train all of it. Use a dense text model that has only attention layers."
-    )
+    return f"has parts for other data than text ({', '.join(parts)})" if parts else ""
 
 
-def unknown_type(model_type: object, *, has_code: bool = False) -> ConfigError:
+def unsupported_type(model_type: object, *, has_code: bool = False) -> ConfigError:
     """Build the error about an unsupported `model_type`.
 
     Args:
         model_type: Entry of config.json.
-        has_code: True if config.json names Python code of its own.
+        has_code: True if config.json refers to Python code in the folder.
     """
-    supported = ", ".join(t for family in FAMILIES.values() for t in family.model_types)
-    code = " Toque never runs the code that it names (auto_map)." if has_code else ""
+    supported = ", ".join(sorted(MODEL_TYPES))
+    code = " Toque never runs a model's own code (auto_map)." if has_code else ""
     return ConfigError(
         f'config.json has model_type "{model_type}", which is not supported.{code} Supported types '
         f"are {supported}, and other dense causal language models of this transformers version."
@@ -142,16 +138,17 @@ def unknown_type(model_type: object, *, has_code: bool = False) -> ConfigError:
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
     """Return the transformers model inside a PEFT or data-parallel wrapper, with its adapters."""
-    parallel = isinstance(model, nn.parallel.DistributedDataParallel)
-    inner: object = model.module if parallel else model
+    inner: object = model
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        inner = model.module
     base = getattr(inner, "get_base_model", None)
     return cast("PreTrainedModel", base() if callable(base) else inner)
 
 
 def embedding(model: nn.Module) -> Tensor:
-    """Return the weight of the token embedding, [V, D]."""
-    table: Tensor = cast("nn.Embedding", unwrapped(model).get_input_embeddings()).weight
-    return table
+    """Return the token embedding's weight, [V, D]."""
+    table = cast("nn.Embedding", unwrapped(model).get_input_embeddings())
+    return table.weight
 
 
 def vocabulary_rows(model: nn.Module) -> int:
@@ -162,8 +159,14 @@ def vocabulary_rows(model: nn.Module) -> int:
 def exchange_parameters(
     model: nn.Module, replacements: Mapping[int, nn.Parameter]
 ) -> None:
-    """Replace every parameter of a model, by the id of the old one. Shared ones stay shared."""
+    """Replace every parameter of a model, in place.
+
+    Args:
+        model: The model. Its shared parameters remain shared.
+        replacements: New parameters by the id of the old ones.
+    """
     for module in model.modules():
-        for name, old in module._parameters.items():  # noqa: SLF001  # what __setattr__ writes to
+        # The mapping that `setattr` writes to.
+        for name, old in module._parameters.items():  # noqa: SLF001
             if old is not None:
                 module._parameters[name] = replacements[id(old)]  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""FLOPs per token, matrix products by size, and parameter counts of a model."""
+"""FLOPs per token, FLOPs by matmul shape, and parameter counts of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ParameterCounts:
     """Numbers of weights. A shared weight counts once."""
 
     total: int
-    non_embedding: int  # weights without tables and output head (Kaplan et al. 2020)
+    non_embedding: int  # without embeddings and output head (Kaplan et al. 2020)
     trainable: int
 
 
@@ -33,14 +33,19 @@ def parameter_counts(model: nn.Module) -> ParameterCounts:
     if positions is not None:  # GPT-2 learns its positions
         tables.append(positions)
     table_ids = {id(p) for module in tables for p in module.parameters()}
-    parameters = list(model.parameters())
+
+    # A quantised matrix is not a parameter.
     quantised = sum(layer.shape.numel() for _, layer in quantised_layers(model))
-    return ParameterCounts(
-        total=quantised + sum(p.numel() for p in parameters),
-        non_embedding=quantised
-        + sum(p.numel() for p in parameters if id(p) not in table_ids),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
-    )
+    total = non_embedding = quantised
+    trainable = 0
+    for parameter in model.parameters():
+        size = parameter.numel()
+        total += size
+        if id(parameter) not in table_ids:
+            non_embedding += size
+        if parameter.requires_grad:
+            trainable += size
+    return ParameterCounts(total, non_embedding, trainable)
 
 
 def flops_per_token(
@@ -52,80 +57,85 @@ def flops_per_token(
     source_context: float | None = None,
     cross_context: float | None = None,
 ) -> float:
-    """Count the FLOPs of training per average token of both sides, forward and backward.
+    """Count the training FLOPs per token, averaged over both sides.
 
-    The sum of `products_of` and 12 * layers * width * context for attention (Chowdhery et al. 2022,
-    PaLM, appendix B). Norms, activations, the optimizer and the recomputation by activation
-    checkpointing do not count. A sliding window limits the context of a layer (Jiang et al. 2023,
-    Mistral 7B, section 2). The shorter context at the beginning of an example is ignored.
+    The FLOPs are the sum of `flops_by_shape` and 12 * layers * width * context for attention
+    (Chowdhery et al. 2022, PaLM, appendix B), for the forward and backward passes. Norms,
+    activations, the optimizer and the recomputation of activation checkpointing do not count. A
+    sliding window limits a layer's context (Jiang et al. 2023, Mistral 7B, section 2). The shorter
+    context at the beginning of an example is ignored.
 
     Example: GPT-NeoX 1.2B at 2048 tokens has
     6 * (1.208e9 + 1.03e8) + 12 * 24 * 2048 * 1024 = 8.47e9.
 
     Args:
         model: The model.
-        context: Average keys per target token. For causal examples this is half their length.
+        context: Average keys per target token, which is half the length of causal examples.
         labelled_share: Share of the target tokens with a label.
         source_share: Share of source tokens among all tokens.
         source_context: Average keys per source token; `context` by default.
         cross_context: Average source keys per target token; `source_context` by default.
     """
     config = unwrapped(model).config
-    products = products_of(
+    by_shape = flops_by_shape(
         model, labelled_share=labelled_share, source_share=source_share
     )
-    weights = sum(products.values())
+    weights = sum(by_shape.values())
     if not family_of(config).is_encoder_decoder:
-        columns = int(config.num_attention_heads) * head_size(config)
-        return weights + 12.0 * columns * sum(_attended(config, context))
+        width = int(config.num_attention_heads) * head_size(config)
+        return weights + 12.0 * width * sum(_context_by_layer(config, context))
 
     if source_context is None:
         source_context = context
     if cross_context is None:
         cross_context = source_context
-    width = 12.0 * int(config.num_heads * config.d_kv)
-    encoder = width * int(config.num_layers) * source_context
-    decoder = width * int(config.num_decoder_layers) * (context + cross_context)
+    per_key = 12.0 * int(config.num_heads * config.d_kv)
+    encoder = per_key * int(config.num_layers) * source_context
+    decoder = per_key * int(config.num_decoder_layers) * (context + cross_context)
     return weights + source_share * encoder + (1.0 - source_share) * decoder
 
 
-def _attended(config: Any, context: float) -> list[float]:
-    """Keys per token in each layer of a decoder-only model."""
-    layers, window = int(config.num_hidden_layers), window_of(config)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+def _context_by_layer(config: Any, context: float) -> list[float]:
+    """Return the keys per token in each layer of a decoder-only model."""
+    window = window_of(config)
     narrow = context if window is None else min(context, float(window))
-    return [narrow if kind == "sliding_attention" else context for kind in kinds]
+    layer_types = getattr(config, "layer_types", None)
+    if not layer_types:  # all layers have the window, if there is one
+        return [narrow for _ in range(config.num_hidden_layers)]
+    return [narrow if t == "sliding_attention" else context for t in layer_types]
 
 
-def products_of(
+def flops_by_shape(
     model: nn.Module, *, labelled_share: float = 1.0, source_share: float = 0.0
 ) -> dict[tuple[int, int], float]:
-    """Count the FLOPs of products with weights per token, forward and backward, by (in, out).
+    """Count the FLOPs per token of matmuls with weights, by (input width, output width).
 
-    A product costs 6 FLOPs per weight and token: 2 in forward, 2 for the gradient of the input and
-    2 for the gradient of the weight, which frozen weights do not need. With adapters this is an
-    upper bound. The output head counts for target tokens with a label. In an encoder-decoder,
-    source tokens pass the encoder and the keys and values of the cross-attention. Target tokens
-    pass the rest.
+    A matmul costs 6 FLOPs per weight and token: 2 in the forward pass, 2 for the gradient of the
+    input and 2 for the gradient of the weight, which frozen weights do not need. With adapters this
+    is an upper bound. The output head counts for target tokens with a label. In an encoder-decoder,
+    source tokens pass the encoder and the cross-attention's keys and values. Target tokens pass all
+    other layers.
     """
     flops: dict[tuple[int, int], float] = {}
     for name, module in unwrapped(model).named_modules():
-        if not isinstance(module, nn.Linear | Conv1D | QuantisedLinear):
+        if isinstance(module, QuantisedLinear):
+            rows, columns = module.shape
+            per_weight = 4.0
+        elif isinstance(module, nn.Linear | Conv1D):
+            rows, columns = module.weight.shape
+            per_weight = 6.0 if module.weight.requires_grad else 4.0
+        else:
             continue
-        is_source = name.startswith("encoder.") or any(
-            f".EncDecAttention.{side}." in f"{name}." for side in "kv"
-        )
-        passes = source_share if is_source else 1.0 - source_share
+        share = source_share if _reads_source(name) else 1.0 - source_share
         if name.startswith("lm_head"):
-            passes *= labelled_share
-        shape = (
-            module.shape if isinstance(module, QuantisedLinear) else module.weight.shape
-        )
-        is_trained = (
-            not isinstance(module, QuantisedLinear) and module.weight.requires_grad
-        )
-        rows, columns = shape
+            share *= labelled_share
         size = (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
-        cost = passes * (6.0 if is_trained else 4.0) * rows * columns
-        flops[size] = flops.get(size, 0.0) + cost
+        flops[size] = flops.get(size, 0.0) + share * per_weight * rows * columns
     return flops
+
+
+def _reads_source(path: str) -> bool:
+    """True if the layer at a path computes source tokens of an encoder-decoder."""
+    is_cross_key = ".EncDecAttention.k." in f"{path}."
+    is_cross_value = ".EncDecAttention.v." in f"{path}."
+    return path.startswith("encoder.") or is_cross_key or is_cross_value

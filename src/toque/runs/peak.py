@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from toque.hardware.cards import card_of_device
-from toque.hardware.onednn import onednn_is_faster, product
+from toque.hardware.onednn import onednn_is_faster, onednn_linear
 
 _KINDS: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MEASURE_SECONDS: Final = 0.2
@@ -25,7 +25,7 @@ _MAX_TOKENS: Final = 4096
 _FLOPS_PER_ROUND: Final = 2e10
 """FLOPs per round that limit the tokens for large matrices, such as the output head."""
 Products = Mapping[tuple[int, int], float]
-"""FLOPs of matmuls by the matrix's (in, out) size, as returned by `models.flops.products_of`."""
+"""FLOPs of matmuls by the matrix's (in, out) size, as returned by `models.flops.flops_by_shape`."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,11 @@ def _rate(
     while rounds < _MIN_ROUNDS or time.perf_counter() < end:
         started = time.perf_counter()
         if uses_onednn:
-            _ = product(x, w), product(dy, w.t()), product(dy.t(), x.t())
+            _ = (
+                onednn_linear(x, w),
+                onednn_linear(dy, w.t()),
+                onednn_linear(dy.t(), x.t()),
+            )
         else:
             _ = x @ w.t(), dy @ w, dy.t() @ x
         if device.type == "cuda":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,7 +27,8 @@ from toque.serving.reply import Reply
 from toque.serving.request_errors import RequestError, error_response
 
 _log = logging.getLogger("toque.serving")
-_CLIENT_GONE = 499  # nginx's status for a client that closed its connection
+_CLIENT_GONE: Final = 499
+"""nginx's status for a client that closed its connection."""
 
 
 def build_app(
@@ -37,12 +39,20 @@ def build_app(
     hosts: Collection[str] | None = None,
     precision: Precision = "float32",
 ) -> Gate:
-    """Build the ASGI application of a server. Its batch runs from start-up to shutdown."""
+    """Build the ASGI application of a server. Its batch runs from startup to shutdown.
+
+    Args:
+        models: The served models.
+        limits: Limits of memory and time.
+        token: Token of every request; see `Gate`.
+        hosts: Allowed Host headers; see `Gate`.
+        precision: Precision of the matmuls.
+    """
     limits = limits or Limits()
     batcher = Batcher(models, rows=limits.rows, queue=limits.queue, precision=precision)
 
     @asynccontextmanager
-    async def running(_: Starlette) -> AsyncIterator[None]:
+    async def run_batch(_: Starlette) -> AsyncIterator[None]:
         batcher.start()
         try:
             yield
@@ -57,12 +67,12 @@ def build_app(
     routes = [*_routes(models, batcher, limits), *page_routes(models, batcher, limits)]
     app = Starlette(
         routes=routes,
-        lifespan=running,
+        lifespan=run_batch,
         exception_handlers={
-            RequestError: _refused,
-            HTTPException: _no_such_route,
+            RequestError: _answer_error,
+            HTTPException: _answer_http_error,
             ClientDisconnect: count_disconnect,
-            Exception: _refused,
+            Exception: _answer_error,
         },
     )
     return Gate(
@@ -76,6 +86,8 @@ def build_app(
 
 
 def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
+    """Build the routes of OpenAI's protocol, health and metrics."""
+
     async def health(_: Request) -> Response:
         # No details, because this route needs no token.
         return JSONResponse({"status": "ok"})
@@ -112,15 +124,17 @@ def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Rout
     ]
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Answer a refused request, or log the error of a failed one."""
     if isinstance(error, RequestError):
         return error_response(error)
-    # Logs of libraries, including uvicorn's log of this error, do not appear on the terminal.
+    # Library logs do not appear on the terminal, not even uvicorn's log of this error.
     _log.error("answering %.100r failed", request.scope["path"], exc_info=error)
     return error_response(internal_error())
 
 
-async def _no_such_route(request: Request, error: Exception) -> Response:
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    """Answer a request with a wrong path or method."""
     assert isinstance(error, HTTPException)
     path, method = request.scope["path"][:100], request.method
     if error.status_code == 404:

@@ -1,8 +1,8 @@
-"""Served models, and their batch: one thread computes, and all requests share its steps.
+"""Served models, and the batch of all requests, which one thread computes.
 
-The event loop owns the queue and sends the thread rounds of steps, in which models and adapters
-take turns. A round first frees the rows of clients that disconnected, then fills free rows from the
-queue. It ends when a text begins or ends, when the event loop needs the thread, or after
+The event loop owns the queue. It sends rounds of decoding steps to the thread, in which models and
+adapters take turns. A round first frees the rows of clients that disconnected, then fills free rows
+from the queue. It ends when a text begins or ends, when the event loop needs the thread, or after
 ROUND_SECONDS.
 """
 
@@ -33,7 +33,7 @@ from toque.data.tokenizer.codec import Codec, FamilyKind
 from toque.models.config_values import max_positions
 from toque.models.families import family_of
 from toque.models.generation.constraints import ConstraintCompiler
-from toque.models.generation.engine import precision_here
+from toque.models.generation.engine import resolve_precision
 from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import Precision
@@ -47,29 +47,31 @@ T = TypeVar("T")
 _log = logging.getLogger("toque.serving")
 
 ROUND_SECONDS: Final = 0.1
-"""Seconds between two pieces of a text that its client receives.
+"""Maximum time of a round: seconds between two pieces of a text that its client receives.
 
 An event costs about a millisecond of both cores, including the client's work on the same machine.
 A reader does not notice the delay.
 """
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""Upper bounds of the histogram of seconds per token."""
+_REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""Upper bounds of the histograms of seconds per request."""
 UNLIMITED_TOKENS: Final = 2048
-"""Tokens of the longest prompt and of the longest answer if positions are unlimited (T5)."""
+"""Maximum tokens of a prompt, and of an answer, if the context length is unlimited (T5)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """Model with a name of its own, or one adapter on a base model that adapters share."""
+    """Model that requests can name: a model, or an adapter on a base that adapters share."""
 
     name: str
     model: PreTrainedModel
     codec: Codec
     record: Provenance
     to_prompt: Callable[[str], str]
-    """Function that turns the user's text into the form of the training prompts."""
+    """Function that rewrites the user's text as a prompt in the training format."""
     adapter: str | None = None
-    """Name of the adapter inside `model`; None for the model alone."""
+    """Name of the adapter inside `model`; None for the model without an adapter."""
     base: str | None = None
     """Served name of the adapter's base model."""
     chat: ChatTemplate | None = None
@@ -96,27 +98,27 @@ class ServedModel:
 
     @cached_property
     def context_tokens(self) -> int:
-        """Tokens of the longest prompt, or of prompt and answer if they share a row."""
+        """Maximum tokens of a prompt, or of prompt and answer for a decoder-only model."""
         return max_positions(self.model.config) or UNLIMITED_TOKENS
 
     @cached_property
-    def vocabulary(self) -> ConstraintCompiler:
-        """Vocabulary for texts with a required form.
+    def constraint_compiler(self) -> ConstraintCompiler:
+        """Compiler of constraints for the model's vocabulary.
 
         Raises:
-            ConfigError: The tokenizer does not support constraints.
+            ConfigError: llguidance does not support the tokenizer.
         """
         return ConstraintCompiler(self.codec)
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Tokenize a prompt without a template. `chat` does conversations."""
+        """Tokenize a prompt without a template. For conversations use `chat`."""
         kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
         return prompt_ids(self.codec, prompt, kind, self.record.form, raw=True)
 
     def limit_answer(
         self, prompt: Sequence[int], requested: int | None, *, param: str
     ) -> int:
-        """Compute the largest number of tokens in the answer to a prompt.
+        """Compute the maximum number of tokens in the answer to a prompt.
 
         Args:
             prompt: The ids of the prompt.
@@ -126,18 +128,28 @@ class ServedModel:
         Raises:
             RequestError: The prompt is empty or too long, or has unknown ids.
         """
-        limit, vocabulary = self.context_tokens, self.model.config.vocab_size
+        self._check_prompt(prompt, param)
+        tokens = self.record.max_new_tokens if requested is None else requested
+        if self.is_encoder_decoder:
+            return min(tokens, self.context_tokens)
+        # The model never reads the last new token, so this token needs no position.
+        return min(tokens, self.context_tokens - len(prompt) + 1)
+
+    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
+        """Raise a RequestError if the prompt is empty or too long, or has unknown ids."""
         if not prompt:
             raise RequestError(
                 400, f"{param} is empty. Send at least one token.", param=param
             )
-        if not all(0 <= token < vocabulary for token in prompt):
-            last = vocabulary - 1
+        vocabulary_size = self.model.config.vocab_size
+        if not all(0 <= token < vocabulary_size for token in prompt):
             raise RequestError(
                 400,
-                f"{param} has ids that are not in the vocabulary. Send ids from 0 to {last:,}.",
+                f"{param} has ids that are not in the vocabulary. Send ids from 0 to "
+                f"{vocabulary_size - 1:,}.",
                 param=param,
             )
+        limit = self.context_tokens
         if len(prompt) > limit:
             raise RequestError(
                 400,
@@ -146,12 +158,6 @@ class ServedModel:
                 param=param,
                 code="context_length_exceeded",
             )
-
-        tokens = self.record.max_new_tokens if requested is None else requested
-        if self.is_encoder_decoder:
-            return min(tokens, limit)
-        # The model never reads the last new token, so this token needs no position.
-        return min(tokens, limit - len(prompt) + 1)
 
 
 class ServedModels(dict[str, ServedModel]):
@@ -178,24 +184,26 @@ class ServedModels(dict[str, ServedModel]):
 
 @dataclass(frozen=True, eq=False)
 class Ticket:
-    """Entry of a request in the batch."""
+    """Orders of one request, and the queue of their new tokens."""
 
     served: ServedModel
     orders: Sequence[Order]
-    news: asyncio.Queue[list[NewToken] | RequestError] = field(
+    updates: asyncio.Queue[list[NewToken] | RequestError] = field(
         default_factory=asyncio.Queue
     )
     """New tokens of each round, or the error that ended the batch."""
 
 
 class Batcher:
-    """Writer of the texts of all requests, from `start` to `close`.
+    """Generator of the texts of all requests, from `start` to `close`.
 
-    The event loop calls the methods, except `read` and `run`.
+    The event loop calls the methods, except `read_prompt` and `run_between_steps`, which block.
 
-    Attributes:
-        rows: Largest number of orders that are written at a time, over all models.
-        queue: Largest number of orders that wait.
+    Args:
+        models: The served models.
+        rows: Maximum number of orders that are generated at a time, over all models.
+        queue: Maximum number of orders that wait.
+        precision: Precision of the matmuls.
     """
 
     def __init__(
@@ -210,7 +218,7 @@ class Batcher:
         self.queue = queue
         self._precision = precision
         self.metrics = _Metrics(self)
-        self._active: dict[PreTrainedModel, str | None] = {}
+        self._active_adapters: dict[PreTrainedModel, str | None] = {}
         self._models = models
         self._packs: Packs = {}
         self._rows: dict[str, LiveRows | None] = {}  # None after a failure
@@ -219,34 +227,34 @@ class Batcher:
             with computing(served.model):
                 self._rows[name] = self._new_rows(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
-        # Orders without new tokens: only the prompt is read.
+        # Orders without new tokens, which only request their prompt's log-probabilities.
         self._prompt_only: set[Order] = set()
         self._live: dict[Order, Ticket] = {}
         self._leaving: set[Order] = set()
         self._changed = asyncio.Event()
-        self._is_wanted = False  # the thread ends its round if True
+        self._must_end_round = False  # the thread reads it after each step
         self._thread = ThreadPoolExecutor(1, "toque-batch")
         self._rounds: asyncio.Task[None] | None = None
 
     @property
     def n_waiting(self) -> int:
-        """Number of orders in the queue, including orders that only read a prompt."""
+        """Number of orders in the queue, including orders without new tokens."""
         return len(self._waiting) + len(self._prompt_only)
 
     @property
     def n_live(self) -> int:
-        """Number of orders that are being written."""
+        """Number of orders that are being generated."""
         return len(self._live)
 
     def start(self) -> None:
-        """Start to compute for the running event loop."""
-        self._rounds = asyncio.get_running_loop().create_task(self._run())
+        """Start to generate for the running event loop."""
+        self._rounds = asyncio.get_running_loop().create_task(self._run_rounds())
 
     def close(self) -> None:
-        """End the thread after its current step, and drop unfinished texts."""
+        """Stop the thread after its current step, and drop unfinished texts."""
         if self._rounds is not None:
             self._rounds.cancel()
-        self._is_wanted = True
+        self._must_end_round = True
         self._thread.shutdown(cancel_futures=True)
 
     @contextmanager
@@ -254,14 +262,14 @@ class Batcher:
         """Queue the orders of one request, and remove them at the end of the block.
 
         Raises:
-            RequestError: With status 429 if the queue is full, or 400 if it is too short for the
-                request.
+            RequestError: With status 429 if the queue is full, or 400 if the request has too many
+                orders for the queue.
         """
         max_texts = self.rows + self.queue
         if len(orders) > max_texts:
             raise RequestError(
                 400,
-                f"The request asks for {len(orders)} texts, but this server writes and queues "
+                f"The request asks for {len(orders)} texts, but this server generates and queues "
                 f"{max_texts} at a time. Ask for fewer texts.",
             )
         if len(orders) > max_texts - self.n_live - self.n_waiting:
@@ -274,7 +282,7 @@ class Batcher:
 
         ticket = Ticket(served, orders)
         for order in orders:
-            if order.most_tokens:
+            if order.max_tokens:
                 self._waiting.append((order, ticket))
             else:
                 self._prompt_only.add(order)
@@ -296,30 +304,32 @@ class Batcher:
                 del self._live[order]
             self._wake()
 
-    def read(self, served: ServedModel, order: Order) -> list[NewToken]:
-        """Read the tokens of an order's prompt, see `LiveRows.read`. Blocks the calling thread."""
+    def read_prompt(self, served: ServedModel, order: Order) -> list[NewToken]:
+        """Return the logprobs of a prompt's tokens; see `LiveRows.read`. Block until then."""
 
-        def call() -> list[NewToken]:
+        def read() -> list[NewToken]:
             with computing(served.model):
                 return self._rows_of(served).read(order)
 
-        return self.run(served, call)
+        return self.run_between_steps(served, read)
 
-    def run(self, served: ServedModel, work: Callable[[], T]) -> T:
-        """Call `work` between two steps, with the model's adapter active. Blocks the thread."""
+    def run_between_steps(self, served: ServedModel, work: Callable[[], T]) -> T:
+        """Call `work` in the thread, with the model's adapter active. Block until it returns."""
 
-        def call() -> T:
+        def activate_and_work() -> T:
             self._activate(served)
             return work()
 
-        self._is_wanted = True
-        return self._thread.submit(call).result()
+        self._must_end_round = True
+        return self._thread.submit(activate_and_work).result()
 
     def _wake(self) -> None:
-        self._is_wanted = True
+        """Start the next round, so that it takes the queue's changes into account."""
+        self._must_end_round = True
         self._changed.set()
 
-    async def _run(self) -> None:
+    async def _run_rounds(self) -> None:
+        """Run rounds while there are orders, and wait for orders otherwise."""
         loop = asyncio.get_running_loop()
         while True:
             await self._changed.wait()
@@ -328,87 +338,99 @@ class Batcher:
                 joining = self._take_from_queue()
                 leaving = self._leaving
                 self._leaving = set()
-                self._is_wanted = False
-                steps = partial(self._run_round, joining, leaving)
-                news, failed = await loop.run_in_executor(self._thread, steps)
-                self._deliver(news, failed)
+                self._must_end_round = False
+                run_round = partial(self._run_round, joining, leaving)
+                tokens, failed = await loop.run_in_executor(self._thread, run_round)
+                self._deliver(tokens, failed)
 
     def _take_from_queue(self) -> dict[str, list[Order]]:
-        """Take orders for the free rows from the queue, at most one prefill of prompt tokens."""
-        tokens = 0
+        """Take orders for free rows from the queue, by model, up to the tokens of one prefill."""
+        n_tokens = 0
         joining: dict[str, list[Order]] = {}
-        while self._waiting and self.n_live < self.rows and tokens < PREFILL_TOKENS:
+        while self._waiting and self.n_live < self.rows and n_tokens < PREFILL_TOKENS:
             order, ticket = self._waiting.popleft()
             self._live[order] = ticket
             joining.setdefault(ticket.served.name, []).append(order)
-            tokens += len(order.prompt)
+            n_tokens += len(order.prompt)
         return joining
 
-    def _deliver(self, news: Sequence[NewToken], failed: Collection[str]) -> None:
+    def _deliver(self, new_tokens: Sequence[NewToken], failed: Collection[str]) -> None:
         """Send the new tokens of a round to their tickets, and cancel orders of failed models."""
         by_ticket: defaultdict[Ticket, list[NewToken]] = defaultdict(list)
-        for new in news:
+        for new in new_tokens:
             if new.order in self._live:  # the client has not disconnected
                 by_ticket[self._live[new.order]].append(new)
                 if new.end is not None:
                     del self._live[new.order]
         for ticket, tokens in by_ticket.items():
-            ticket.news.put_nowait(tokens)
-        for ticket in {one for one in self._live.values() if one.served.name in failed}:
-            ticket.news.put_nowait(internal_error())
+            ticket.updates.put_nowait(tokens)
+        failed_tickets = {
+            ticket for ticket in self._live.values() if ticket.served.name in failed
+        }
+        for ticket in failed_tickets:
+            ticket.updates.put_nowait(internal_error())
             self.cancel(ticket.orders)
 
     def _run_round(
         self, joining: dict[str, list[Order]], leaving: Collection[Order]
     ) -> tuple[list[NewToken], set[str]]:
-        """Run steps of all rows in the thread.
+        """Run steps of all rows, in the thread.
 
         Returns:
             The new tokens, and the names of the models that failed.
         """
-        news: list[NewToken] = []
         failed: set[str] = set()
-        end = time.monotonic() + ROUND_SECONDS
-
-        for name, served in self._models.items():
+        end_time = time.monotonic() + ROUND_SECONDS
+        for name in self._models:
             if leaving or name in joining:
-                with self._surviving(name, failed):
-                    rows = (
-                        self._rows_of(served) if name in joining else self._rows[name]
-                    )
-                    if rows is not None:
-                        for order in leaving:
-                            rows.drop(order)
-                        if name in joining:
-                            rows.admit(joining[name])
+                with self._isolate_failure(name, failed):
+                    self._change_rows(name, joining.get(name, ()), leaving)
 
+        new_tokens: list[NewToken] = []
         is_urgent = bool(joining)  # send the first tokens of new texts immediately
         while True:
-            is_live = False
-            for name, rows in self._rows.items():
-                if rows is not None and rows.orders:
-                    with self._surviving(name, failed):
-                        tokens = rows.step()
-                        is_live = True
-                        is_urgent = is_urgent or any(token.end for token in tokens)
-                        news += tokens
-            if not is_live or is_urgent or self._is_wanted or time.monotonic() >= end:
-                return news, failed
+            step_tokens = self._step_all(failed)
+            new_tokens += step_tokens
+            is_urgent = is_urgent or any(new.end for new in step_tokens)
+            is_over = is_urgent or self._must_end_round or time.monotonic() >= end_time
+            if is_over or not step_tokens:
+                return new_tokens, failed
+
+    def _change_rows(
+        self, name: str, joining: Sequence[Order], leaving: Collection[Order]
+    ) -> None:
+        """Free the rows of leaving orders, and admit joining orders, for one active model."""
+        rows = self._rows_of(self._models[name]) if joining else self._rows[name]
+        if rows is None:  # after a failure, all orders of the model have left
+            return
+        for order in leaving:
+            rows.drop(order)
+        if joining:
+            rows.admit(joining)
+
+    def _step_all(self, failed: set[str]) -> list[NewToken]:
+        """Run one step of every model with live rows. Add failed models to `failed`."""
+        new_tokens: list[NewToken] = []
+        for name, rows in self._rows.items():
+            if rows is not None and rows.orders:
+                with self._isolate_failure(name, failed):
+                    new_tokens += rows.step()
+        return new_tokens
 
     @contextmanager
-    def _surviving(self, name: str, failed: set[str]) -> Iterator[None]:
-        """Activate one model for the block. A failure does not affect other models."""
+    def _isolate_failure(self, name: str, failed: set[str]) -> Iterator[None]:
+        """Activate a model for the block. An error ends its rows, but not other models' rows."""
         try:
             self._activate(self._models[name])
             with computing(self._models[name].model):
                 yield
         except Exception:  # noqa: BLE001  # out of memory, an error of the model, or our bug
-            _log.exception("writing with %s failed", name)
+            _log.exception("generating with %s failed", name)
             self._rows[name] = None  # the rows may be in any state
             failed.add(name)
 
     def _rows_of(self, served: ServedModel) -> LiveRows:
-        """Return the rows of the active model, which are new after a failure."""
+        """Return the rows of the active model. Create them again after a failure."""
         rows = self._rows[served.name]
         if rows is None:
             rows = self._rows[served.name] = self._new_rows(served)
@@ -416,7 +438,7 @@ class Batcher:
 
     def _new_rows(self, served: ServedModel) -> LiveRows:
         """Create the rows of the active model."""
-        precision = precision_here(self._precision, served.model)
+        precision = resolve_precision(self._precision, served.model)
         columns = served.context_tokens
         if not served.is_encoder_decoder:
             columns += 1  # the last new token has no position
@@ -429,57 +451,69 @@ class Batcher:
         )
 
     def _activate(self, served: ServedModel) -> None:
-        """Activate the adapter of a model, or none. Models without adapters stay as they are."""
-        has_adapters = hasattr(served.model, "peft_config")
-        if has_adapters and self._active.get(served.model, "") != served.adapter:
+        """Activate the served adapter, or no adapter for a base that adapters share."""
+        if not hasattr(served.model, "peft_config"):
+            return
+        active = self._active_adapters.get(served.model, "")  # "" before the first use
+        if active != served.adapter:
             use_adapter(served.model, served.adapter)
-            self._active[served.model] = served.adapter
+            self._active_adapters[served.model] = served.adapter
 
 
 class _Metrics:
     """Prometheus metrics of requests, and of the queue and rows of a batcher."""
 
     def __init__(self, batcher: Batcher) -> None:
-        registry = self._registry = CollectorRegistry()
-        count: Any = partial(Counter, registry=registry)
-        time_of: Any = partial(Histogram, registry=registry)
-        gauge: Any = partial(Gauge, registry=registry)
-        by_answer = ("path", "status")
+        self._registry = CollectorRegistry()
+        count: Any = partial(Counter, registry=self._registry)
+        time_of: Any = partial(Histogram, registry=self._registry)
+        gauge: Any = partial(Gauge, registry=self._registry)
+
         self._answers = count(
-            "toque_requests", "Answered requests by path and status.", by_answer
+            "toque_requests",
+            "Answered requests by path and status.",
+            ("path", "status"),
         )
+        self.gone = count("toque_clients_gone", "Requests whose client went away.")
         self.prompt_tokens = count(
             "toque_prompt_tokens", "Tokens of prompts.", ("model",)
         )
-        self.tokens = count("toque_tokens", "Tokens written.", ("model",))
-        self.gone = count("toque_clients_gone", "Requests whose client went away.")
-        since = "From a request's arrival to its"
-        first, last = f"{since} first token.", f"{since} last token."
-        self.first_token = time_of("toque_first_token_seconds", first, buckets=_BUCKETS)
-        self.seconds = time_of("toque_request_seconds", last, buckets=_BUCKETS)
-        between = (
-            "Mean time per token of a text after its first token; one value per text."
+        self.tokens = count("toque_tokens", "Tokens generated.", ("model",))
+
+        self.first_token = time_of(
+            "toque_first_token_seconds",
+            "From a request's arrival to its first token.",
+            buckets=_REQUEST_BUCKETS,
         )
-        name = "toque_time_per_output_token_seconds"
-        self.token_seconds = time_of(name, between, buckets=_TOKEN_BUCKETS)
-        gauge("toque_waiting_texts", "Texts in the queue.").set_function(
-            lambda: batcher.n_waiting
+        self.seconds = time_of(
+            "toque_request_seconds",
+            "From a request's arrival to its last token.",
+            buckets=_REQUEST_BUCKETS,
         )
-        gauge("toque_live_texts", "Texts being written.").set_function(
-            lambda: batcher.n_live
+        self.token_seconds = time_of(
+            "toque_time_per_output_token_seconds",
+            "Mean time per token of a text after its first token; one value per text.",
+            buckets=_TOKEN_BUCKETS,
         )
 
+        waiting = gauge("toque_waiting_texts", "Texts in the queue.")
+        waiting.set_function(lambda: batcher.n_waiting)
+        live = gauge("toque_live_texts", "Texts being generated.")
+        live.set_function(lambda: batcher.n_live)
+
     def count_answer(self, path: str, status: int) -> None:
+        """Count the answer to a request."""
         self._answers.labels(path, status).inc()
 
     def page(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 def internal_error() -> RequestError:
-    """Return the error of a failed batch. The log has the cause: a bug, or too little memory."""
+    """Create the error of a failed batch. The log has the cause: a bug, or too little memory."""
     return RequestError(
         500,
-        "The server could not write this answer. See the server's log for the cause.",
+        "The server could not generate this answer. See the server's log for the cause.",
         code="internal_error",
     )

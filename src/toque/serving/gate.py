@@ -1,4 +1,4 @@
-"""Gate in front of an application: limits, allowed hosts, token, and a count of the responses."""
+"""Gate in front of an application: limits, allowed hosts, token, and counts of responses."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from toque.serving.request_errors import RequestError, error_response
 _NEEDS_TOKEN: Final = ("/v1/", "/api/", "/metrics")
 """Prefixes of the paths that need the token."""
 _MAX_DISCARDED: Final = 32
-"""Multiple of the maximum body that is read and discarded. A client that is still sending would
-not read the response with the error."""
+"""Multiple of `body_bytes` that is read and discarded. A client that is still sending would not
+read the response with the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of memory and time, which no request can exceed."""
+    """Limits of memory and time for all requests."""
 
     rows: int = 32
-    """Texts in a batch."""
+    """Maximum number of texts in a batch."""
     queue: int = 256
-    """Texts that wait for the batch. Further requests are refused with status 429."""
+    """Maximum number of texts that wait. Further requests are refused with status 429."""
     seconds: float = 300.0
-    """Time of a request, including the time in the queue."""
+    """Maximum time of a request, including the time in the queue."""
     texts: int = 64
-    """Texts of a request: its prompts times n."""
+    """Maximum number of texts of a request: its prompts times n."""
     body_bytes: int = 1 << 20
-    """Bytes of a request's body."""
+    """Maximum bytes of a request's body."""
     body_seconds: float = 10.0
-    """Time to send the head of a request, and again to send its body."""
+    """Maximum time to receive the head of a request, and again to receive its body."""
     connections: int = 2048
-    """Open connections. Beyond it, the connection that has been idle for the longest time is
-    closed. If all connections wait for a response, the request is refused with status 503."""
+    """Maximum number of open connections. A further connection closes the one that has been idle
+    for the longest time. If all connections wait for a response, it is refused with status 503."""
     grace_seconds: float = 30.0
-    """Time to finish requests after SIGTERM."""
+    """Maximum time to finish requests after SIGTERM."""
 
 
 @dataclass(eq=False)
@@ -52,14 +52,14 @@ class Gate:
     token: str | None
     """Token that requests send as `Authorization: Bearer TOKEN`. None if they need no token."""
     hosts: Collection[str] | None
-    """Allowed names in the header `Host`. None allows any name. On a loopback address, this
-    prevents DNS rebinding: a web page cannot use a domain that resolves to this machine."""
+    """Allowed names in the header `Host`; None for any name. On a loopback address, this prevents
+    DNS rebinding: a web page cannot use a domain that resolves to this machine."""
     paths: Collection[str]
     """Paths that are counted separately."""
     count: Callable[[str, int], object]
     """Function called with the path and the status of every response."""
     max_requests: int
-    """Concurrent requests. Further requests are refused with status 503."""
+    """Maximum number of concurrent requests. Further requests are refused with status 503."""
     is_stopping: bool = False
     """True after the shutdown has begun: new requests are refused with status 503."""
     _n_open: int = 0
@@ -85,6 +85,7 @@ class Gate:
             self._n_open -= 1
 
     def _check(self, request: Request) -> RequestError | None:
+        """Return the error of a request that is refused."""
         # The path that the router uses. starlette 1.0.0 builds `request.url` from the Host header:
         # with `Host: x/y?`, every path became "/y".
         path = request.scope["path"]
@@ -94,19 +95,26 @@ class Gate:
             return _unavailable(
                 "has too many open requests. Try again in a moment.", retry_after=1
             )
+        return self._check_host(request) or self._check_token(request, path)
 
-        host, _, port = request.headers.get("host", "").rpartition(":")
-        name = host if port.isdigit() else host + port
+    def _check_host(self, request: Request) -> RequestError | None:
+        header = request.headers.get("host", "")
+        host, _, port = header.rpartition(":")
+        name = host if not port or port.isdigit() else header  # no port in "[::1]"
         name = name.strip("[]").lower()
-        if self.hosts is not None and name not in self.hosts:
-            names = ", ".join(sorted(self.hosts))
-            return RequestError(
-                421, f"The Host header must be one of {names}, not {name[:100]!r}."
-            )
+        if self.hosts is None or name in self.hosts:
+            return None
+        names = ", ".join(sorted(self.hosts))
+        return RequestError(
+            421, f"The Host header must be one of {names}, not {name[:100]!r}."
+        )
 
+    def _check_token(self, request: Request, path: str) -> RequestError | None:
         if self.token is None or not path.startswith(_NEEDS_TOKEN):
             return None
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        authorization = request.headers.get("authorization", "")
+        scheme, _, token = authorization.partition(" ")
+        # The time of the comparison must not depend on the characters that match.
         is_valid = hmac.compare_digest(token.encode(), self.token.encode())
         if is_valid and scheme.lower() == "bearer":
             return None
@@ -120,6 +128,7 @@ class Gate:
 
 
 def _unavailable(state: str, *, retry_after: int) -> RequestError:
+    """Create the error of a server that is stopping or full. `retry_after` is in seconds."""
     return RequestError(
         503,
         f"This server {state}",
@@ -134,18 +143,17 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     Raises:
         RequestError: The body has another type, is too long, or arrives too slowly.
     """
-    media_type = (
-        request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    )
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json":
-        # A browser sends JSON to another site only if that site allows it.
+        # A web page of another site cannot send JSON, because the browser asks this server first.
         raise RequestError(
             415,
             f"Content-Type must be application/json, not {media_type[:100] or 'empty'}.",
         )
     body = bytearray()
     n_bytes = 0
-    headers = {"Connection": "close"}
+    headers = {"Connection": "close"}  # the rest of the body is not read
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for part in request.stream():

@@ -1,6 +1,6 @@
 """Routes of the server's web page: its files, and its requests below /api/.
 
-The page gets texts from /v1/completions, as any other client does.
+The page requests texts from /v1/completions, like any other client.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from toque.sources.documents import blank_text
 
 Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]
-# Longer than all of 90,000 real recipes.
+# None of 90,000 real recipes is longer.
 RecipeText = Annotated[str, Field(max_length=20_000)]
 Servings = Annotated[int, Field(ge=1, le=MAX_SERVINGS)]
 Json = dict[str, Any]
@@ -60,7 +60,7 @@ _SHARED: Final = (
     "toque.svg",
 )
 _CLASS_TOKENS: Final = 16
-"""Positions that a question leaves free for the tokens of a class."""
+"""Part of the context length that a question must leave free for the tokens of a class."""
 
 
 class _PageRequest(BaseModel, ABC):
@@ -70,7 +70,7 @@ class _PageRequest(BaseModel, ABC):
 
     @abstractmethod
     def answer(self, models: ServedModels, batcher: Batcher) -> Json:
-        """Compute the answer in another thread, so that the event loop can send other texts."""
+        """Compute the answer. It runs in another thread, so that the event loop can send texts."""
 
 
 class _Wish(_PageRequest):
@@ -78,7 +78,8 @@ class _Wish(_PageRequest):
 
     model: str
     dish: Annotated[Words, Field(min_length=1)]
-    style: Words = ""  # an adjective before the dish, such as "Italian" or "Quick"
+    style: Words = ""
+    """Adjective before the dish, such as "Italian" or "Quick"."""
     ingredients: Foods = []
 
     def answer(self, models: ServedModels, _: Batcher) -> Json:
@@ -90,18 +91,19 @@ class _Wish(_PageRequest):
         return {"prompt": served.to_prompt(title)}
 
 
-class _WrittenText(_PageRequest):
-    """Written text and its prompt."""
+class _GeneratedText(_PageRequest):
+    """Request for the scores of a generated text."""
 
     prompt: RecipeText
     text: RecipeText
     avoid: Foods = []
+    """Foods that the recipe must not have."""
 
     def answer(self, *_: object) -> Json:
-        """Score a requested recipe.
+        """Score a recipe.
 
         The answer also lists requested ingredients that are missing from the text or from its list
-        of ingredients, and foods to avoid that the text has.
+        of ingredients, and foods to avoid that are in the text.
         """
         scores = text_metrics(self.prompt, self.text)
         requested = requested_ingredients(self.prompt)
@@ -116,24 +118,25 @@ class _WrittenText(_PageRequest):
         }
 
 
-class _WrittenRecipe(_PageRequest, ABC):
-    """Title and text of a recipe."""
+class _RecipeRequest(_PageRequest, ABC):
+    """Request about a recipe with a title and a text."""
 
     title: Annotated[str, Field(max_length=700)]
     text: RecipeText
 
     @property
     def recipe(self) -> Recipe:
+        """Recipe with the parts of the text."""
         parsed = parse_text(self.text)
         return Recipe(self.title, parsed.ingredients, parsed.steps)
 
 
-class _Purchase(_WrittenRecipe):
+class _ShoppingList(_RecipeRequest):
     """Request for the shopping list of a recipe, for a number of servings."""
 
     servings: Servings
     makes: Servings | None = None
-    """Servings of the recipe as written. None: estimate them."""
+    """Servings of the recipe's amounts; None to estimate them."""
     asked: Foods = []
     """Requested ingredients. The shopping list includes them even if only the steps name them."""
 
@@ -146,44 +149,28 @@ class _Purchase(_WrittenRecipe):
         return {"makes": makes, "items": [asdict(item) for item in items]}
 
 
-class _Classified(_WrittenRecipe):
+class _Classes(_RecipeRequest):
     """Request for the classes of a recipe."""
 
     model: str
 
     def answer(self, models: ServedModels, batcher: Batcher) -> Json:
-        """Return the class of each task: from the model if it can classify, else from rules.
+        """Return the class of each task, from the model if it learned the task, or from rules.
 
-        Classes of the model have probabilities.
+        Only classes from the model have probabilities.
         """
         served = models.get_model(self.model)
-        recipe = self.recipe
-        reading = read_features(recipe)
-        classes: dict[Task, Json] = {}
-
-        if reading.lines and reading.words and language_of(reading) == "English":
-            # The rules are for English words.
-            level = estimate_difficulty(reading).level
-            classes["difficulty"] = {"answer": level, "probabilities": None}
-            if nutrition := nutrition_of(reading).klass:
-                classes["nutrition"] = {"answer": nutrition, "probabilities": None}
-
-        questions: dict[Task, list[int]] = {}
-        for task in CLASSES:
-            if task in served.record.tasks and recipe.ingredients and recipe.steps:
-                ids = served.prompt_ids(question(task, recipe))
-                if len(ids) <= served.context_tokens - _CLASS_TOKENS:
-                    questions[task] = ids
+        classes = _classify_by_rules(self.recipe)
+        questions = _find_questions(served, self.recipe)
 
         def classify() -> dict[Task, list[float]]:
-            return {
-                task: choose(served.model, served.codec, [ids], CLASSES[task])[
-                    0
-                ].tolist()
-                for task, ids in questions.items()
-            }
+            shares = {}
+            for task, ids in questions.items():
+                rows = choose(served.model, served.codec, [ids], CLASSES[task])
+                shares[task] = rows[0].tolist()
+            return shares
 
-        for task, shares in batcher.run(served, classify).items():
+        for task, shares in batcher.run_between_steps(served, classify).items():
             probabilities = dict(zip(CLASSES[task], shares, strict=True))
             answer = max(probabilities, key=probabilities.__getitem__)
             classes[task] = {"answer": answer, "probabilities": probabilities}
@@ -194,13 +181,38 @@ class _Classified(_WrittenRecipe):
         }
 
 
+def _classify_by_rules(recipe: Recipe) -> dict[Task, Json]:
+    """Classify a recipe by rules, which are for English words."""
+    classes: dict[Task, Json] = {}
+    reading = read_features(recipe)
+    if reading.lines and reading.words and language_of(reading) == "English":
+        level = estimate_difficulty(reading).level
+        classes["difficulty"] = {"answer": level, "probabilities": None}
+        if nutrition := nutrition_of(reading).klass:
+            classes["nutrition"] = {"answer": nutrition, "probabilities": None}
+    return classes
+
+
+def _find_questions(served: ServedModel, recipe: Recipe) -> dict[Task, list[int]]:
+    """Return the prompts of the model's tasks with classes. Leave out prompts that are too long."""
+    questions: dict[Task, list[int]] = {}
+    if not recipe.ingredients or not recipe.steps:
+        return questions
+    for task in CLASSES:
+        if task in served.record.tasks:
+            ids = served.prompt_ids(question(task, recipe))
+            if len(ids) <= served.context_tokens - _CLASS_TOKENS:
+                questions[task] = ids
+    return questions
+
+
 def _describe(served: ServedModel) -> Json:
-    """Describe a model for the page, including prompts of its tasks with fields in braces."""
+    """Describe a model for the page, with its tasks. The prompts of tasks have fields in braces."""
     tasks = [
         {"name": task.name, "prompt": blank_text(task.prompt)}
         for task in served.record.own_tasks
     ]
-    # A chat template is enough for a conversation, even if the training of the model is unknown.
+    # A chat template is enough for a conversation, even if the model's training is unknown.
     form = served.record.form if served.chat is None else "conversations"
     return {"name": served.name, "form": form, "tasks": tasks}
 
@@ -216,24 +228,20 @@ def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[
     def answer_route(path: str, kind: type[_PageRequest]) -> Route:
         async def answer(http_request: Request) -> Response:
             request = parse_request(kind, await read_body(http_request, limits))
-            return JSONResponse(
-                await run_in_threadpool(request.answer, models, batcher)
-            )
+            content = await run_in_threadpool(request.answer, models, batcher)
+            return JSONResponse(content)
 
         return Route(path, answer, methods=["POST"])
 
-    # Without a model of recipes, the page is a conversation built from the same files.
-    has_recipes = any(served.record.knows_recipes for served in models.values())
-    pages = (
-        page_files()
-        if has_recipes
-        else page_files(TALK, (PAGE / name for name in _SHARED))
-    )
+    if any(served.record.knows_recipes for served in models.values()):
+        files = page_files()
+    else:  # the page is a conversation, and shares some files
+        files = page_files(TALK, [PAGE / name for name in _SHARED])
     return [
-        *pages,
+        *files,
         Route("/api/models", list_models),
         answer_route("/api/prompt", _Wish),
-        answer_route("/api/score", _WrittenText),
-        answer_route("/api/classes", _Classified),
-        answer_route("/api/shopping-list", _Purchase),
+        answer_route("/api/score", _GeneratedText),
+        answer_route("/api/classes", _Classes),
+        answer_route("/api/shopping-list", _ShoppingList),
     ]

@@ -1,6 +1,6 @@
 """OpenAI's protocol: the supported fields of requests, and the JSON of answers.
 
-The server refuses a field that it does not support, unless the value switches the field off.
+The server refuses a field that it does not support, unless its value has no effect.
 """
 
 from __future__ import annotations
@@ -28,57 +28,58 @@ from toque.sources.conversations import join_parts
 
 Json = dict[str, Any]
 _MAX_ERRORS: Final = 100
-"""Number of errors to list. A body of 1 MiB can have half a million, which would block the server.
-"""
+"""Maximum number of validation errors to describe. A body of 1 MiB can have half a million errors.
+Their description would block the server."""
 
 
 class TextToken(NamedTuple):
-    """Token of a text. The texts of all tokens, joined, are the entire text."""
+    """Token of a text. The texts of all tokens together are the entire text."""
 
     codec: Codec
     new: NewToken
     text: str
-    """Text of the token. The last token of a character has the character; its others are empty."""
+    """Text of the token. If a character has several tokens, only the last of them has a text."""
     alternatives: Sequence[str]
     """Texts of the most likely tokens at this position."""
 
     @property
     def most_likely(self) -> list[tuple[int, str, float]]:
         """Most likely tokens, their texts and log-probabilities, including the chosen token."""
-        new = self.new
-        tokens = [
-            (token, self.text if token == new.token else text, logprob)
-            for (token, logprob), text in zip(
-                new.likeliest, self.alternatives, strict=True
-            )
-        ]
-        has_chosen = any(token == new.token for token, _ in new.likeliest)
-        if not has_chosen and new.logprob is not None:
-            tokens.append((new.token, self.text, new.logprob))
+        chosen = self.new.token
+        tokens = []
+        has_chosen = False
+        for (token, logprob), text in zip(
+            self.new.top_logprobs, self.alternatives, strict=True
+        ):
+            is_chosen = token == chosen
+            has_chosen = has_chosen or is_chosen
+            # The chosen token has its text in this position, e.g. of a complete character.
+            tokens.append((token, self.text if is_chosen else text, logprob))
+        if not has_chosen and self.new.logprob is not None:
+            tokens.append((chosen, self.text, self.new.logprob))
         return tokens
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Next part of one text. An answer that is not streamed has one piece per text."""
+    """Next part of one text. A complete answer has one piece per text."""
 
     index: int
     """Number of the text in its request."""
     text: str = ""
     """New text. Incomplete characters and possible stop strings wait for the next piece."""
     tokens: Sequence[TextToken] = ()
-    """Tokens of the text, without the end token."""
+    """Tokens of the text. Only with `echo` do they include the end token."""
     offset: int = 0
-    """Characters of all previous tokens."""
+    """Number of characters of all previous tokens."""
     end: End | None = None
     """Reason for the end, in the last piece of a text."""
 
     @property
     def is_visible(self) -> bool:
         """True if the client receives text, an end or a log-probability."""
-        return bool(
-            self.text or self.end or any(t.new.logprob is not None for t in self.tokens)
-        )
+        has_logprobs = any(token.new.logprob is not None for token in self.tokens)
+        return bool(self.text) or self.end is not None or has_logprobs
 
     @classmethod
     def join(cls, pieces: Sequence[Piece]) -> Piece:
@@ -89,12 +90,14 @@ class Piece:
 
 
 def _check_is_off(value: object) -> object:
+    """Check that the value of an unsupported field has no effect."""
     if value in (None, 0, False, {}, [], "", "none", {"type": "text"}):
         return value
     raise ValueError("this server does not support this field; leave it out")
 
 
 _Unused = Annotated[Any, AfterValidator(_check_is_off)]
+"""Type of the fields that this server does not support."""
 _Stop = Annotated[str, Field(min_length=1, max_length=200)]
 # Validation stops at the first wrong item, because a million wrong items took 14 s.
 _Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
@@ -102,7 +105,7 @@ _Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
 class _Part(BaseModel):
-    """Part of a request without unknown fields."""
+    """Part of a request. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -116,7 +119,7 @@ class _JsonSchema(_Part):
     name: Annotated[str, Field(max_length=64)]
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    """JSON schema. None: the shipped schema called `name`."""
+    """JSON schema; None for the shipped schema with this `name`."""
     strict: bool | None = None  # no effect: an answer always follows its schema
 
 
@@ -149,7 +152,7 @@ class _ResponseFormat(_Part):
 
 
 class TextRequest(_Part, ABC):
-    """Request for texts: the fields of both kinds of request, and the form of its answers."""
+    """Fields of both kinds of request for texts, and the form of their answers."""
 
     model_config = ConfigDict(allow_inf_nan=False, ser_json_inf_nan="null")
     id_prefix: ClassVar[str]
@@ -157,12 +160,12 @@ class TextRequest(_Part, ABC):
     event_object: ClassVar[str]
     prompt_field: ClassVar[str]
     opens_texts: ClassVar[bool] = False
-    """True if a stream begins each text with an empty event."""
+    """True if a stream begins each text with an event without text."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None  # None means 1
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    # Common extensions of the protocol.
+    # Extensions of the protocol that other servers also have.
     top_k: Annotated[int, Field(ge=0)] | None = None
     no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
@@ -174,7 +177,7 @@ class TextRequest(_Part, ABC):
     stream_options: _StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     response_format: _ResponseFormat | None = None  # an extension in /v1/completions
-    # Notes of the caller, without an effect.
+    # Notes of the client, without an effect.
     user: str | None = None
     metadata: dict[str, str] | None = None
     frequency_penalty: _Unused = None
@@ -184,17 +187,17 @@ class TextRequest(_Part, ABC):
     @property
     @abstractmethod
     def n_logprobs(self) -> int | None:
-        """Number of tokens to report per position; None for no log-probabilities."""
+        """Most likely tokens to report per position; None for no log-probabilities."""
 
     @abstractmethod
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
-        """Tokenize the prompts in another thread, because 1 MiB takes a second."""
+        """Tokenize the prompts, in another thread because 1 MiB of text takes a second."""
 
     async def compile_constraint(self, served: ServedModel) -> Constraint | None:
-        """Compile the schema of the texts in another thread; None for any text.
+        """Compile the constraint of the texts' schema in another thread; None without a schema.
 
         Raises:
-            RequestError: The model or the constraints do not support the schema.
+            RequestError: The schema is invalid, or the model does not support it.
         """
         if self.response_format is None:
             return None
@@ -202,13 +205,15 @@ class TextRequest(_Part, ABC):
             schema = self.response_format.requested_schema
             if schema is None:
                 return None
-            return await run_in_threadpool(lambda: served.vocabulary.to_schema(schema))
+            return await run_in_threadpool(
+                lambda: served.constraint_compiler.to_schema(schema)
+            )
         except ConfigError as error:
             raise RequestError(400, str(error), param="response_format") from error
 
     @property
     def requested_tokens(self) -> int | None:
-        """Tokens of the longest text; None for the limit that the model was trained with."""
+        """Maximum tokens of a text; None for the limit in the model's training."""
         return self.max_tokens
 
     @property
@@ -223,11 +228,11 @@ class TextRequest(_Part, ABC):
 
     @property
     def wants_usage(self) -> bool:
-        """True if a stream ends with its numbers of tokens."""
+        """True if a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self) -> GenerationOptions:
-        """Return the sampling options, with a random seed if the request does not have one."""
+        """Return the sampling options. Choose a random seed if the request does not have one."""
         temperature = 1.0 if self.temperature is None else self.temperature
         seed = secrets.randbits(63) if self.seed is None else self.seed
         return GenerationOptions(
@@ -240,7 +245,7 @@ class TextRequest(_Part, ABC):
 
     @abstractmethod
     def choice(self, piece: Piece, *, is_complete: bool) -> Json:
-        """Format an entire text, or a piece of it in a stream, for `choices`."""
+        """Format a complete text, or a piece of it in a stream, as an entry of `choices`."""
 
 
 class CompletionRequest(TextRequest):
@@ -263,26 +268,28 @@ class CompletionRequest(TextRequest):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Number of tokens to report per position; None for no log-probabilities."""
+        """Most likely tokens to report per position; None for no log-probabilities."""
         return self.logprobs
 
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
-        """Tokenize prompts of text in another thread. Prompts of ids stay as they are."""
+        """Tokenize text prompts in another thread. Return prompts of ids unchanged."""
         prompts: list[Any] = (
             [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
         )
         if not prompts or isinstance(prompts[0], int):
             # One prompt of ids; `limit_answer` refuses an empty prompt.
             return [prompts]
-        return await run_in_threadpool(
-            lambda: [
-                served.prompt_ids(one) if isinstance(one, str) else one
-                for one in prompts
+
+        def tokenize() -> list[list[int]]:
+            return [
+                served.prompt_ids(prompt) if isinstance(prompt, str) else prompt
+                for prompt in prompts
             ]
-        )
+
+        return await run_in_threadpool(tokenize)
 
     def choice(self, piece: Piece, *, is_complete: bool) -> Json:
-        """Format a text or a piece for `choices`. Both have the same form."""
+        """Format a text or a piece as an entry of `choices`. Both have the same form."""
         logs = None if self.logprobs is None else _logprobs(piece)
         return _choice(piece, {"text": piece.text}, logs)
 
@@ -301,13 +308,14 @@ class _Message(BaseModel):
 
     @property
     def text(self) -> str:
+        """Text of the message: its parts, joined."""
         if isinstance(self.content, list):
             return join_parts(part.text for part in self.content)
         return self.content or ""
 
     @property
     def fields(self) -> Json:
-        """Additional fields with a value. Clients send answers back with empty fields."""
+        """Additional fields with a value. Clients return earlier answers with empty fields."""
         extra = (self.model_extra or {}).items()
         return {
             name: value
@@ -317,13 +325,13 @@ class _Message(BaseModel):
 
     @property
     def turn(self) -> Json:
-        """Message for the chat template. OpenAI's role `developer` becomes `system`."""
+        """Message in the form of the chat template. OpenAI's role `developer` becomes `system`."""
         role = "system" if self.role == "developer" else self.role
         return {**self.fields, "role": role, "content": self.text}
 
 
 class ChatRequest(TextRequest):
-    """POST /v1/chat/completions: a conversation in the form of the training data."""
+    """POST /v1/chat/completions: a conversation in the training format."""
 
     id_prefix = "chatcmpl"
     answer_object = "chat.completion"
@@ -349,12 +357,14 @@ class ChatRequest(TextRequest):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Number of tokens to report per position; None for no log-probabilities."""
-        return self.top_logprobs or 0 if self.logprobs else None
+        """Most likely tokens to report per position; None for no log-probabilities."""
+        if not self.logprobs:
+            return None
+        return self.top_logprobs or 0
 
     @property
     def requested_tokens(self) -> int | None:
-        """Tokens of the longest text; None for the limit that the model was trained with."""
+        """Maximum tokens of a text; None for the limit in the model's training."""
         return self.max_completion_tokens or self.max_tokens
 
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
@@ -373,26 +383,29 @@ class ChatRequest(TextRequest):
             )
 
         if served.chat is None:
-            for n, message in enumerate(self.messages):
-                for name in message.fields:
-                    raise RequestError(
-                        400,
-                        "messages: this model was trained on single texts and does not support "
-                        f"{name[:100]!r} of message {n + 1}. Leave the field out.",
-                        param="messages",
-                    )
+            self._refuse_additional_fields()
             last = texts[-1]
-            return [
-                await run_in_threadpool(
-                    lambda: served.prompt_ids(served.to_prompt(last))
-                )
-            ]
+            prompt = await run_in_threadpool(
+                lambda: served.prompt_ids(served.to_prompt(last))
+            )
+            return [prompt]
 
         turns = [message.turn for message in self.messages]
         try:
             return [await asyncio.wrap_future(served.chat.ids(turns))]
         except DataError as error:
             raise RequestError(400, str(error), param="messages") from error
+
+    def _refuse_additional_fields(self) -> None:
+        """Raise a RequestError if a message has fields that only a chat template could use."""
+        for number, message in enumerate(self.messages, start=1):
+            for name in message.fields:
+                raise RequestError(
+                    400,
+                    "messages: this model was trained on single texts and does not support "
+                    f"{name[:100]!r} of message {number}. Leave the field out.",
+                    param="messages",
+                )
 
     def choice(self, piece: Piece, *, is_complete: bool) -> Json:
         """Format a text as a message, or a piece as a delta. The first delta has the role."""
@@ -416,14 +429,18 @@ class ChatRequest(TextRequest):
 
 
 def _token_logprobs(token: TextToken) -> Json:
-    """Format the log-probabilities of one token for /v1/chat/completions."""
+    """Format the log-probabilities of a token's position for /v1/chat/completions."""
     new = token.new
     chosen = _chat_logprob(token.codec, new.token, token.text, new.logprob)
-    top = [_chat_logprob(token.codec, *one) for one in token.most_likely]
+    top = [
+        _chat_logprob(token.codec, other, text, logprob)
+        for other, text, logprob in token.most_likely
+    ]
     return {**chosen, "top_logprobs": top}
 
 
 def _choice(piece: Piece, content: Json, logprobs: Json | None) -> Json:
+    """Format an entry of `choices`."""
     return {
         "index": piece.index,
         **content,
@@ -433,6 +450,7 @@ def _choice(piece: Piece, content: Json, logprobs: Json | None) -> Json:
 
 
 def _chat_logprob(codec: Codec, token: int, text: str, logprob: float | None) -> Json:
+    """Format one token with its log-probability for /v1/chat/completions."""
     return {
         "token": text,
         "logprob": logprob,
@@ -471,7 +489,7 @@ def parse_request(kind: type[R], body: bytes) -> R:
     """Parse the JSON of a request.
 
     Raises:
-        RequestError: With status 400 and the first field with an error.
+        RequestError: With status 400, and the first field that has an error.
     """
     try:
         return kind.model_validate_json(body)
@@ -482,11 +500,15 @@ def parse_request(kind: type[R], body: bytes) -> R:
                 f"{error.error_count():,} of the body's fields are unknown, missing or of the "
                 "wrong kind. Send only fields of OpenAI's protocol.",
             ) from None
-        first = error.errors(
+        errors = error.errors(
             include_url=False, include_context=False, include_input=False
-        )[0]
-        param = str(first["loc"][0])[:100] if first["loc"] else None
-        message = f"{param}: {first['msg']}." if param else f"{first['msg']}."
+        )
+        first = errors[0]
+        message = f"{first['msg']}."
+        param = None
+        if first["loc"]:  # otherwise the error is about the entire body
+            param = str(first["loc"][0])[:100]
+            message = f"{param}: {message}"
         if first["type"] == "extra_forbidden":
-            message = f"Unrecognized request argument supplied: {param}."
+            message = f"Unrecognized request argument supplied: {param}."  # as OpenAI's
         raise RequestError(400, message, param=param) from error

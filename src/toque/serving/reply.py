@@ -6,11 +6,10 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from toque.data.tokenizer.codec import Codec, TextStream
 from toque.errors import ConfigError
 from toque.evaluation.best_of import LIKELIHOOD, BestOf
 from toque.models.generation.constraints import Constraint
-from toque.models.generation.live_rows import NewToken, Order
+from toque.models.generation.live_rows import End, NewToken, Order
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import Batcher, ServedModel, Ticket, internal_error
 from toque.serving.gate import Limits
@@ -34,10 +33,11 @@ _log = logging.getLogger("toque.serving")
 
 
 class _Text:
-    """One text of a request while it is written. A possible stop string waits for its next token.
+    """One text of a request while it is generated.
 
-    If a text begins with its prompt, its tokens include the end token. A client that reads the
-    log-probabilities of a prompt (lm-eval) treats the last token as the written token.
+    The end of the text waits for more tokens if it may become a stop string. If the text begins
+    with its prompt, its tokens include the end token, because a client that reads the prompt's
+    log-probabilities (lm-eval) treats the last token as the generated token.
     """
 
     def __init__(
@@ -49,86 +49,115 @@ class _Text:
         self._codec = codec
         self._stream = TextStream(codec)
         self._pending = ""  # text that may become a stop string
-        self._textless: list[TextToken] = []  # tokens of an incomplete character
+        # Tokens that are not sent yet, because their character is incomplete.
+        self._unsent_tokens: list[TextToken] = []
         self._offset = 0
         self.logprobs: list[float] = []
-        """Log-probabilities of the new tokens, including the end token."""
-        self.is_over = False
+        """Log-probabilities of the generated tokens, including the end token."""
+        self.is_finished = False
+        self.first_time = 0.0
+        """Time of the first tokens; 0 before them."""
+        self.n_later_tokens = 0
+        """Tokens after the first round."""
 
-    def add_prompt(self, tokens: Sequence[NewToken], *, is_all: bool) -> Piece:
-        """Return the piece of the prompt. Stop strings in a prompt have no effect."""
-        text_tokens = [self._read(new, skip_special_tokens=False) for new in tokens]
+    def add_prompt(self, tokens: Sequence[NewToken], *, is_complete: bool) -> Piece:
+        """Decode the prompt, in which stop strings have no effect.
+
+        Args:
+            tokens: Tokens of the prompt.
+            is_complete: True if no tokens will be generated.
+        """
+        text_tokens = [self._decode(new, skip_special_tokens=False) for new in tokens]
         text = "".join(token.text for token in text_tokens)
-        if is_all:
-            text += self._stream.rest()
+        if is_complete:
+            text += self._stream.flush()
         self._offset = len(text)
-        self.is_over = is_all
-        return Piece(self._index, text, text_tokens, 0, "length" if is_all else None)
+        self.is_finished = is_complete
+        end: End | None = "length" if is_complete else None
+        return Piece(self._index, text, text_tokens, 0, end)
 
-    def _read(self, new: NewToken, *, skip_special_tokens: bool = True) -> TextToken:
-        others = [self._stream.would_be(token) for token, _ in new.likeliest]
+    def _decode(self, new: NewToken, *, skip_special_tokens: bool = True) -> TextToken:
+        """Decode the next token and the most likely tokens at its position."""
+        alternatives = self._decode_alternatives(new)
         text = self._stream.feed(new.token, skip_special_tokens=skip_special_tokens)
-        return TextToken(self._codec, new, text, others)
+        return TextToken(self._codec, new, text, alternatives)
 
-    def add_tokens(self, news: Sequence[NewToken]) -> Piece:
-        """Return the piece of new tokens."""
+    def _decode_alternatives(self, new: NewToken) -> list[str]:
+        return [self._stream.decode_next(token) for token, _ in new.top_logprobs]
+
+    def add_tokens(self, new_tokens: Sequence[NewToken]) -> Piece:
+        """Decode new tokens, up to the end of the text or a stop string."""
         text = ""
-        end = None
+        end: End | None = None
         tokens: list[TextToken] = []
-        for new in news:
-            end = new.end
-            more = ""
+        for new in new_tokens:
             if new.logprob is not None:
                 self.logprobs.append(new.logprob)
-            if end != "stop":
-                self._textless.append(self._read(new))
-                more = self._textless[-1].text
-            if end is not None:
-                more += self._stream.rest()
-                if self._textless:
-                    self._textless[-1] = self._textless[-1]._replace(text=more)
-            if end == "stop" and self._echoes:
-                others = [self._stream.would_be(token) for token, _ in new.likeliest]
-                self._textless.append(TextToken(self._codec, new, "", others))
-
-            complete, is_stopped = self._split_at_stop(more, last=end is not None)
+            decoded = self._add_token(new)
+            complete, is_stopped = self._split_at_stop(
+                decoded, is_last=new.end is not None
+            )
             text += complete
-            end = "stop" if is_stopped else end
-            if more or end is not None:
-                tokens += self._textless
-                self._textless.clear()
+            end = "stop" if is_stopped else new.end
+            if decoded or end is not None:
+                tokens += self._unsent_tokens
+                self._unsent_tokens.clear()
             if end is not None:
                 break
 
-        self.is_over = end is not None
+        self.is_finished = end is not None
         offset = self._offset
         self._offset += sum(len(token.text) for token in tokens)
         return Piece(self._index, text, tokens, offset, end)
 
-    def _split_at_stop(self, more: str, *, last: bool) -> tuple[str, bool]:
-        """Add text, and keep an end that may become a stop string.
+    def _add_token(self, new: NewToken) -> str:
+        """Decode a token, add it to the unsent tokens, and return the text that is now complete."""
+        text = ""
+        if new.end != "stop":
+            token = self._decode(new)
+            self._unsent_tokens.append(token)
+            text = token.text
+        if new.end is not None:
+            text += self._stream.flush()
+            if self._unsent_tokens:  # the last token has the rest of the text
+                self._unsent_tokens[-1] = self._unsent_tokens[-1]._replace(text=text)
+        if new.end == "stop" and self._echoes:
+            alternatives = self._decode_alternatives(new)
+            end_token = TextToken(self._codec, new, "", alternatives)
+            self._unsent_tokens.append(end_token)
+        return text
+
+    def _split_at_stop(self, new_text: str, *, is_last: bool) -> tuple[str, bool]:
+        """Add text, but hold back an end that may become a stop string.
 
         Returns:
-            The text to send, and True if a stop string has ended it.
+            The text to send, and True if a stop string ended it.
         """
-        text = self._pending + more
-        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        text = self._pending + new_text
+        starts = [text.find(stop) for stop in self._stops if stop in text]
         if starts:
             return text[: min(starts)], True
 
         n_pending = 0
-        for stop in () if last else self._stops:
-            longest = min(len(text), len(stop) - 1)
-            n_pending = max(
-                n_pending, *(n for n in range(longest + 1) if text.endswith(stop[:n]))
-            )
+        if not is_last:
+            for stop in self._stops:
+                n_pending = max(n_pending, _overlap(text, stop))
         n_complete = len(text) - n_pending
         self._pending = text[n_complete:]
         return text[:n_complete], False
 
 
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of a text with which a stop string starts."""
+    longest = min(len(text), len(stop) - 1)
+    for n in range(longest, 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0
+
+
 class Reply(Response):
-    """Answer to one request, which is sent while the batch writes it.
+    """Answer to one request, which is sent while the batch generates it.
 
     Raises:
         RequestError: With status 400 if the server cannot answer the request.
@@ -144,40 +173,20 @@ class Reply(Response):
         *,
         constraint: Constraint | None = None,
     ) -> None:
-        param = request.prompt_field
-        max_tokens = request.requested_tokens
         in_json = constraint is not None
         options = served.record.completed(request.options(), in_json=in_json)
         self._n = request.n or 1
         self._best = _best_of(request, options)
-        self._knows_recipes = served.record.knows_recipes
-
-        n = max(self._n, self._best.n)
-        if n * len(prompts) > limits.texts:
-            if n > 1:
-                param = "best_of" if self._best.n > 1 else "n"
-            raise RequestError(
-                400,
-                f"The request asks for {n * len(prompts)} texts, {n} for each of {len(prompts)} "
-                f"prompts. One request may ask for {limits.texts}. Send several requests.",
-                param=param,
+        n_candidates = max(self._n, self._best.n)
+        _check_n_texts(request, n_candidates, len(prompts), limits)
+        _check_echo(request, served)
+        token_limits = [
+            served.limit_answer(
+                prompt, request.requested_tokens, param=request.prompt_field
             )
-        if request.echoes and served.is_encoder_decoder:
-            raise RequestError(
-                400,
-                "echo must be false, because this model has an encoder for its prompts.",
-                param="echo",
-            )
-        if max_tokens == 0 and not request.echoes:
-            raise RequestError(
-                400,
-                "max_tokens may be 0 only with echo. Send at least 1.",
-                param="max_tokens",
-            )
-
-        limits_of_answers = [
-            served.limit_answer(prompt, max_tokens, param=param) for prompt in prompts
+            for prompt in prompts
         ]
+
         n_logprobs = request.n_logprobs
         if self._best.n > 1:
             n_logprobs = n_logprobs or 0  # best_of compares likelihoods
@@ -186,22 +195,25 @@ class Reply(Response):
                 self._best.check_prompts(
                     self._prompt_texts,
                     in_json=in_json,
-                    knows_recipes=self._knows_recipes,
+                    knows_recipes=served.record.knows_recipes,
                 )
+        candidates = [
+            (prompt, max_tokens)
+            for prompt, max_tokens in zip(prompts, token_limits, strict=True)
+            for _ in range(n_candidates)
+        ]
         self._orders = [
             Order(
                 prompt,
-                limit,
+                max_tokens,
                 options,
-                i * n + number,
+                number,
                 n_logprobs,
-                constraint=constraint and constraint.again(),
+                constraint=None if constraint is None else constraint.copy(),
             )
-            for i, (prompt, limit) in enumerate(
-                zip(prompts, limits_of_answers, strict=True)
-            )
-            for number in range(n)
+            for number, (prompt, max_tokens) in enumerate(candidates)
         ]
+
         self._batcher = batcher
         self._served = served
         self._request = request
@@ -214,25 +226,35 @@ class Reply(Response):
         }
         self._prompt_tokens = sum(map(len, prompts))
         self._n_tokens = 0
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write and send the texts. Stop immediately when the client disconnects."""
+        """Generate and send the texts. Stop immediately when the client disconnects."""
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._has_begun = False
+        self._has_started = False
 
+        error = await self._run()
+        if error is None:
+            return
+        if not self._has_started:
+            await error_response(error)(scope, receive, send)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):  # the client may not read
+                await self._send_events([error.record], is_last=True)
+
+    async def _run(self) -> RequestError | None:
+        """Generate and send the texts. Return the error for the client, if any."""
         try:
             async with asyncio.timeout(self._seconds):
-                await _run_while_connected(receive, self._write())
-            return
+                await _run_while_connected(self._receive, self._generate())
         except ClientDisconnect:
             self._batcher.metrics.gone.inc()
-            return
         except TimeoutError:
-            error = RequestError(
+            return RequestError(
                 504,
                 f"The answer was not complete after {self._seconds:g} seconds, the time limit of "
                 "this server. Ask for fewer tokens or texts.",
@@ -240,23 +262,19 @@ class Reply(Response):
                 # The same request would fail again.
                 headers={"x-should-retry": "false"},
             )
-        except RequestError as refusal:
-            error = refusal
+        except RequestError as error:
+            return error
         except Exception:
-            if not self._has_begun:  # the application sends the answer
+            if not self._has_started:  # the application sends the answer
                 raise
             _log.exception("an answer of %s was interrupted", self._served.name)
-            error = internal_error()
+            return internal_error()
+        return None
 
-        if not self._has_begun:
-            await error_response(error)(scope, receive, send)
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(1.0):  # the client may not read
-                await self._send_events([error.record], last=True)
-
-    async def _write(self) -> None:
-        metrics, name = self._batcher.metrics, self._served.name
+    async def _generate(self) -> None:
+        """Queue the orders, and send their texts."""
+        metrics = self._batcher.metrics
+        name = self._served.name
         with self._batcher.ticket(self._served, self._orders) as ticket:
             metrics.prompt_tokens.labels(name).inc(self._prompt_tokens)
             try:
@@ -266,10 +284,10 @@ class Reply(Response):
                     await self._send_complete(ticket)
             finally:
                 metrics.tokens.labels(name).inc(self._n_tokens)
-        metrics.seconds.observe(time.monotonic() - self._began)
+        metrics.seconds.observe(time.monotonic() - self._start_time)
 
     async def _pieces(self, ticket: Ticket) -> AsyncIterator[list[Piece]]:
-        """Yield pieces of the texts while the batch writes them.
+        """Yield pieces of the texts while the batch generates them.
 
         Raises:
             RequestError: The batch failed, or a text cannot follow its schema.
@@ -277,77 +295,95 @@ class Reply(Response):
         codec = self._served.codec
         stops = self._request.stops
         echoes = self._request.echoes
-        self._texts = texts = {
+        self._texts = {
             order: _Text(i, codec, stops, echoes=echoes)
             for i, order in enumerate(self._orders)
         }
-        async for piece in self._prompts():
+        async for piece in self._prompt_pieces():
             yield [piece]
 
         is_first = True
-        first_times: dict[Order, float] = {}  # time of the first tokens of each text
-        steps = Counter[Order]()  # tokens after the first tokens of each text
-        while not all(text.is_over for text in texts.values()):
-            news = await ticket.news.get()
-            if isinstance(news, RequestError):
-                raise news
+        while not all(text.is_finished for text in self._texts.values()):
+            update = await ticket.updates.get()
+            if isinstance(update, RequestError):
+                raise update
             if is_first:
-                self._batcher.metrics.first_token.observe(
-                    time.monotonic() - self._began
-                )
+                seconds = time.monotonic() - self._start_time
+                self._batcher.metrics.first_token.observe(seconds)
                 is_first = False
-
-            by_order: defaultdict[Order, list[NewToken]] = defaultdict(list)
-            for new in news:
-                if new.end == "stuck" and new.order.constraint is not None:
-                    message = f"The text {new.order.constraint.fault}"
-                    raise RequestError(400, message, param="response_format")
-                by_order[new.order].append(new)
-
-            pieces = []
-            for order, tokens in by_order.items():
-                if texts[order].is_over:
-                    continue
-                steps[order] += len(tokens) if order in first_times else 0
-                first_time = first_times.setdefault(order, time.monotonic())
-                piece = texts[order].add_tokens(tokens)
-                pieces.append(piece)
-                # With echo, the tokens include the end token, which does not count.
-                self._n_tokens += sum(token.new.end != "stop" for token in piece.tokens)
-                if piece.end is not None and steps[order]:
-                    seconds_per_token = (time.monotonic() - first_time) / steps[order]
-                    self._batcher.metrics.token_seconds.observe(seconds_per_token)
-                if piece.end is not None and tokens[-1].end is None:
-                    # The batch does not check stop strings.
-                    self._batcher.cancel([order])
+            pieces = self._add_tokens(update)
             if pieces:
                 yield pieces
 
-    async def _prompts(self) -> AsyncIterator[Piece]:
-        """Yield the prompts that texts begin with, with log-probabilities if requested.
+    def _add_tokens(self, new_tokens: Sequence[NewToken]) -> list[Piece]:
+        """Add the tokens of a round to their texts, and return a piece per unfinished text.
+
+        Raises:
+            RequestError: A text cannot follow its schema.
+        """
+        by_order: defaultdict[Order, list[NewToken]] = defaultdict(list)
+        for new in new_tokens:
+            if new.end == "stuck" and new.order.constraint is not None:
+                message = f"The text {new.order.constraint.fault}"
+                raise RequestError(400, message, param="response_format")
+            by_order[new.order].append(new)
+
+        pieces = []
+        for order, tokens in by_order.items():
+            text = self._texts[order]
+            if text.is_finished:
+                continue
+            if text.first_time:
+                text.n_later_tokens += len(tokens)
+            else:
+                text.first_time = time.monotonic()
+            piece = text.add_tokens(tokens)
+            pieces.append(piece)
+            # With echo, the tokens include the end token, which does not count.
+            self._n_tokens += sum(token.new.end != "stop" for token in piece.tokens)
+            if piece.end is not None:
+                self._finish(order, text, is_stopped=tokens[-1].end is None)
+        return pieces
+
+    def _finish(self, order: Order, text: _Text, *, is_stopped: bool) -> None:
+        """Report a text's speed. Cancel the order of a text that a stop string ended."""
+        if text.n_later_tokens:
+            seconds = time.monotonic() - text.first_time
+            speed = self._batcher.metrics.token_seconds
+            speed.observe(seconds / text.n_later_tokens)
+        if is_stopped:  # the batch does not check stop strings
+            self._batcher.cancel([order])
+
+    async def _prompt_pieces(self) -> AsyncIterator[Piece]:
+        """Yield the prompts if texts begin with them, with log-probabilities if requested.
 
         The batch reads one prompt at a time. Other requests continue between prompts, and the
         reading ends when the client disconnects.
         """
-        prompt, tokens = None, list[NewToken]()
-        for order in self._orders if self._request.echoes else ():
+        if not self._request.echoes:
+            return
+        prompt = None
+        tokens: list[NewToken] = []
+        for order in self._orders:
             if order.prompt is not prompt:  # `n` texts share a prompt
                 prompt = order.prompt
                 try:
                     tokens = await run_in_threadpool(
-                        self._batcher.read, self._served, order
+                        self._batcher.read_prompt, self._served, order
                     )
                 except (RuntimeError, MemoryError) as error:
                     _log.exception("reading a prompt with %s failed", self._served.name)
                     raise internal_error() from error
-            is_all = order.most_tokens == 0
-            add_prompt = partial(self._texts[order].add_prompt, tokens, is_all=is_all)
-            piece = await run_in_threadpool(add_prompt)
-            if is_all:
-                self._batcher.cancel([order])  # the order is complete
+            is_complete = order.max_tokens == 0
+            piece = await run_in_threadpool(
+                self._texts[order].add_prompt, tokens, is_complete=is_complete
+            )
+            if is_complete:
+                self._batcher.cancel([order])
             yield piece
 
     async def _send_complete(self, ticket: Ticket) -> None:
+        """Send the answer as one JSON object."""
         texts: list[list[Piece]] = [[] for _ in self._orders]
         async for pieces in self._pieces(ticket):
             for piece in pieces:
@@ -362,7 +398,7 @@ class Reply(Response):
         body = msgspec.json.encode(
             {**self._head, "choices": choices, "usage": self._usage}
         )
-        self._has_begun = True
+        self._has_started = True
         answer = Response(body, media_type="application/json")
         await answer(self._scope, self._receive, self._send)
 
@@ -380,7 +416,7 @@ class Reply(Response):
                 [piece.text for piece in pieces[candidates]],
                 logprobs[candidates],
                 in_json=in_json,
-                knows_recipes=self._knows_recipes,
+                knows_recipes=self._served.record.knows_recipes,
             )
             for number, score in ranked[: self._n]:
                 piece = replace(pieces[candidates][number], index=len(choices))
@@ -389,20 +425,23 @@ class Reply(Response):
         return choices
 
     async def _stream(self, ticket: Ticket) -> None:
+        """Send pieces of the texts as server-sent events."""
         request = self._request
-        due = (
-            [Piece(i) for i in range(len(self._orders))] if request.opens_texts else []
-        )
+        unsent: list[Piece] = []
+        if request.opens_texts:
+            # Send them with the first pieces, so that an early error has its own status.
+            unsent = [Piece(i) for i in range(len(self._orders))]
         async for pieces in self._pieces(ticket):
-            due += [piece for piece in pieces if piece.is_visible]
-            if due:
-                choices = [request.choice(piece, is_complete=False) for piece in due]
-                await self._send_events(
-                    [{**self._head, "choices": [one]} for one in choices]
-                )
-                due = []
-        usage = [{**self._head, "choices": [], "usage": self._usage}]
-        await self._send_events(usage if request.wants_usage else [], last=True)
+            unsent += [piece for piece in pieces if piece.is_visible]
+            if unsent:
+                choices = [request.choice(piece, is_complete=False) for piece in unsent]
+                events = [{**self._head, "choices": [choice]} for choice in choices]
+                await self._send_events(events)
+                unsent = []
+        last_events = []
+        if request.wants_usage:
+            last_events = [{**self._head, "choices": [], "usage": self._usage}]
+        await self._send_events(last_events, is_last=True)
 
     @property
     def _usage(self) -> Json:
@@ -412,22 +451,25 @@ class Reply(Response):
             "total_tokens": self._prompt_tokens + self._n_tokens,
         }
 
-    async def _send_events(self, events: Sequence[Json], *, last: bool = False) -> None:
-        if not self._has_begun:
+    async def _send_events(
+        self, events: Sequence[Json], *, is_last: bool = False
+    ) -> None:
+        """Send events, after the head of the response if they are the first."""
+        if not self._has_started:
             headers = [
                 (b"content-type", b"text/event-stream"),
                 (b"cache-control", b"no-cache"),
             ]
             start = {"type": "http.response.start", "status": 200, "headers": headers}
-            self._has_begun = True
+            self._has_started = True
             await self._send(start)
         parts = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
-        if last:
+        if is_last:
             parts.append(b"data: [DONE]\n\n")
         body = {
             "type": "http.response.body",
             "body": b"".join(parts),
-            "more_body": not last,
+            "more_body": not is_last,
         }
         await self._send(body)
 
@@ -441,8 +483,42 @@ def _refuse_request(param: str) -> Iterator[None]:
         raise RequestError(400, str(error), param=param) from error
 
 
+def _check_n_texts(
+    request: TextRequest, n_candidates: int, n_prompts: int, limits: Limits
+) -> None:
+    """Raise a RequestError if a request asks for too many texts."""
+    n_texts = n_candidates * n_prompts
+    if n_texts <= limits.texts:
+        return
+    param = request.prompt_field
+    if n_candidates > 1:
+        param = "best_of" if (request.best_of or 1) > 1 else "n"
+    raise RequestError(
+        400,
+        f"The request asks for {n_texts} texts, {n_candidates} for each of {n_prompts} "
+        f"prompts. One request may ask for {limits.texts}. Send several requests.",
+        param=param,
+    )
+
+
+def _check_echo(request: TextRequest, served: ServedModel) -> None:
+    """Raise a RequestError if the model cannot return the prompt, or would return nothing."""
+    if request.echoes and served.is_encoder_decoder:
+        raise RequestError(
+            400,
+            "echo must be false, because this model has an encoder for its prompts.",
+            param="echo",
+        )
+    if request.requested_tokens == 0 and not request.echoes:
+        raise RequestError(
+            400,
+            "max_tokens may be 0 only with echo. Send at least 1.",
+            param="max_tokens",
+        )
+
+
 def _best_of(request: TextRequest, options: GenerationOptions) -> BestOf:
-    """Return the requested choice among texts.
+    """Return the request's number of texts to choose from, and their score.
 
     Raises:
         RequestError: The fields of the request contradict each other.

@@ -14,17 +14,17 @@ _TYPES: Final = {
     503: "server_error",
     504: "server_error",
 }
-"""Status -> OpenAI's type of the error. Other statuses have "invalid_request_error"."""
+"""OpenAI's type of an error by its status. Other statuses have the type "invalid_request_error"."""
 
 
 class RequestError(Exception):
-    """A request was refused or failed.
+    """Error of a request that was refused or failed.
 
     Args:
         status: HTTP status.
         message: Message for the user of the client.
-        param: Field of the request with the error.
-        code: OpenAI's code of the error.
+        param: Field of the request that has the error.
+        code: OpenAI's code for the error.
         headers: Additional headers of the response.
     """
 
@@ -52,5 +52,5 @@ class RequestError(Exception):
 
 
 def error_response(error: RequestError) -> JSONResponse:
-    """Convert an error to a response."""
+    """Create the response for an error."""
     return JSONResponse(error.record, status_code=error.status, headers=error.headers)

@@ -23,20 +23,20 @@ BACKLOG: Final = 2048
 """Connections that the system queues until the server accepts them."""
 _MAX_PORT: Final = 65_535
 _OTHER_FILES: Final = 128
-"""Open files in addition to the connections: weights, libraries, the log."""
+"""Number of open files in addition to the connections: weights, libraries, the log."""
 
 
 class _TimedProtocol(H11Protocol):
     """HTTP/1.1 connection that closes if the head of a request does not arrive in time.
 
-    In uvicorn, any byte stops the timer, and its limit of connections refuses new requests when
-    idle clients have opened many. Here a new connection closes an idle one instead.
+    In uvicorn, any byte stops this timer. If idle clients have many connections, uvicorn's limit of
+    connections refuses new requests. Here, a new connection closes an idle one instead.
 
     Args:
-        head_seconds: Time to send the head of a request.
-        open_connections: All open connections of the server. The connection that has been idle for
-            the longest time is first.
-        max_connections: Open connections before an idle one is closed.
+        head_seconds: Maximum time to receive the head of a request.
+        open_connections: All open connections of the server, as an ordered set. The connection that
+            has been idle for the longest time is first.
+        max_connections: Maximum number of open connections.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class _TimedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self in self._open_connections:  # move to the end of the order
+        if self in self._open_connections:  # move to the end
             self._open_connections[self] = self._open_connections.pop(self)
         self._start_head_timer()
 
@@ -89,7 +89,7 @@ class _TimedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Server until SIGTERM or Ctrl-C. It finishes accepted requests before it ends."""
+    """Server that runs until SIGTERM or Ctrl-C, and finishes accepted requests before it exits."""
 
     def __init__(self, gate: Gate, limits: Limits) -> None:
         open_connections: dict[_TimedProtocol, None] = {}
@@ -115,14 +115,18 @@ class Server(uvicorn.Server):
         self._gate = gate
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Refuse new requests, and end after accepted ones. A second Ctrl-C ends immediately."""
+        """Refuse new requests, and finish accepted ones. A second Ctrl-C exits immediately."""
         self._gate.is_stopping = True
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
 
 def _raise_file_limit(connections: int) -> int:
-    """Raise the limit of open files if necessary, and return how many connections it allows."""
+    """Raise the limit of open files for some connections if necessary.
+
+    Returns:
+        The number of connections that the limit allows, at most `connections`.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
@@ -135,16 +139,16 @@ def _raise_file_limit(connections: int) -> int:
     return max(1, min(connections, soft - _OTHER_FILES))
 
 
-def hosts_of(
+def allowed_hosts(
     host: str, *, port: int, token: str | None, risk: str
 ) -> tuple[str, ...] | None:
-    """Return the names that the Host header may contain for a server at `host`. None is any name.
+    """Return the names that the Host header may contain for a server at `host`; None for any name.
 
     Args:
         host: The address to listen on.
         port: The port to listen on.
         token: The token of the server.
-        risk: What anyone could do without a token, for the error message.
+        risk: Risk without a token, as a verb phrase for the error message: "use the models".
 
     Raises:
         ConfigError: Other machines can reach the server without a token, the token is empty, or
@@ -155,9 +159,7 @@ def hosts_of(
             f"{argument('token')} is empty. Choose a token that clients must send, or leave it out "
             "(unset the variable TOQUE_TOKEN)."
         )
-    is_local = host.lower() == "localhost"
-    with suppress(ValueError):  # a name, which may resolve to any address
-        is_local = is_local or ipaddress.ip_address(host).is_loopback
+    is_local = _is_loopback(host)
     if not is_local and not token:
         raise ConfigError(
             f"{argument(f'host={host}')} can be reached by other machines, so without a "
@@ -168,7 +170,18 @@ def hosts_of(
         raise ConfigError(
             f"{argument('port')} must be between 0 (any free port) and {_MAX_PORT}, not {port}."
         )
-    return tuple(dict.fromkeys((*LOOPBACK_NAMES, host.lower()))) if is_local else None
+    if not is_local:
+        return None
+    return tuple(dict.fromkeys((*LOOPBACK_NAMES, host.lower())))
+
+
+def _is_loopback(host: str) -> bool:
+    """Check whether only this machine can reach a host."""
+    if host.lower() == "localhost":
+        return True
+    with suppress(ValueError):  # another name, which may resolve to any address
+        return ipaddress.ip_address(host).is_loopback
+    return False
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -178,9 +191,10 @@ def open_socket(host: str, port: int) -> socket.socket:
         ConfigError: The address is not available.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        )
+        family, kind, protocol, _, address = addresses[0]
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -199,6 +213,6 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, sock: socket.socket) -> str:
-    """Return the address of a server for a browser."""
+    """Return the URL of a server that listens on a socket."""
     shown_host = f"[{host}]" if ":" in host else host
     return f"http://{shown_host}:{sock.getsockname()[1]}"

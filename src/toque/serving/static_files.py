@@ -31,9 +31,13 @@ _HEADERS: Final = {
 
 
 def page_files(folder: Path = PAGE, also: Iterable[Path] = ()) -> list[Route]:
-    """Create routes for index.html at "/" and for all files of a page below "/page/".
+    """Create routes for a page's index.html at "/" and for its files below "/page/".
 
-    The files are read now, so that a request cannot read any other file.
+    The files are read once, before any request, so that a request cannot read another file.
+
+    Args:
+        folder: Folder of the page.
+        also: Files from other folders.
     """
 
     def file_route(path: str, file: Path) -> Route:

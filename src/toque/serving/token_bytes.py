@@ -8,12 +8,17 @@ from typing import Final
 
 from toque.data.tokenizer.codec import Codec
 
-_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")  # a byte in SentencePiece vocabularies
-_HALF: Final = "\ufffd"  # the replacement for bytes that are not a character
+_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
+"""Token of a byte in SentencePiece vocabularies."""
+_INVALID: Final = "\ufffd"
+"""Replacement character, for bytes that are not a complete character."""
 
 
 def _byte_characters() -> Mapping[str, int]:
-    """Map GPT-2's characters to bytes. Unprintable bytes have the characters from U+0100."""
+    """Map the characters of GPT-2's byte-level vocabulary to bytes.
+
+    Printable bytes are their own character. The other bytes have the characters from U+0100.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(0x100)) - set(printable))
     return {chr(b): b for b in printable} | {
@@ -25,26 +30,34 @@ _BYTE_CHARACTERS: Final = _byte_characters()
 
 
 def bytes_of_token(codec: Codec, token: int, text: str) -> bytes:
-    """The bytes that a token adds to a text; `text` is the token's text in its place.
+    """Return the bytes that a token adds to a text.
 
     The bytes of all tokens together are the text's UTF-8, if the text is valid UTF-8.
+
+    Args:
+        codec: The tokenizer.
+        token: Id of the token.
+        text: Text of the token in its position.
     """
     if token in codec.silent or token == codec.newline_id:
         return text.encode()
 
     piece = codec.piece(token)
-    if (raw := _spelled_bytes(piece)) is not None:
+    raw = _spelled_bytes(piece)
+    if raw is not None:
         alone = codec.decode([token])
-        # Not of "é" in SentencePiece.
+        # In SentencePiece, a token such as "é" is a character, and not the spelling of a byte.
         is_spelling = raw.decode(errors="replace") == alone
-        if is_spelling and (_HALF in alone or text.endswith(alone)):
+        if is_spelling and (_INVALID in alone or text.endswith(alone)):
             return raw
-    if _HALF in piece:  # the text comes with the next token
+    if _INVALID in piece:  # the text comes with the next token
         return codec.decode([token]).encode()
-    return text.replace(_HALF, "").encode()  # without the bytes before this token
+    # Without the bytes of earlier tokens.
+    return text.replace(_INVALID, "").encode()
 
 
 def _spelled_bytes(piece: str) -> bytes | None:
+    """Return the bytes that a token spells; None for a token of text."""
     if match := _BYTE.fullmatch(piece):
         return bytes.fromhex(match[1])
     if all(char in _BYTE_CHARACTERS for char in piece):

@@ -1,4 +1,4 @@
-"""Server of `toque watch`: a live version of the page of `toque report`, and a table of runs."""
+"""Application of `toque watch`: a live version of the report page, and a table of runs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from toque.reports.page import (
     Section,
     Sentence,
 )
-from toque.reports.run_page import SECTIONS, run_page
-from toque.reports.verdict import Verdict, verdict_of
+from toque.reports.run_page import SECTIONS, build_run_page
+from toque.reports.verdict import Verdict, judge_run
 from toque.runs.places import RunFinder
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import RunStatus, state_of
@@ -42,26 +42,27 @@ _LIVE: Final = STYLE.parent.parent / "live"
 _SHARED: Final = (STYLE, PAGE / "stream.js", PAGE / "toque.svg")
 """Files shared with other pages: the report's style sheet, `toque serve`'s script and icon."""
 _REFRESHES_PER_LISTING: Final = 5
-"""Refreshes of the known runs per search for new runs."""
+"""Refreshes of the known runs per search for new runs, which takes longer."""
 _MAX_READERS: Final = 64
+"""Maximum number of concurrent requests."""
 _CORE_SHARE: Final = 0.02
-"""Maximum share of a core per reader, because a run may train on the same machine."""
+"""Maximum share of a core per browser, because a run may train on the same machine."""
 _MAX_QUERY_CHARS: Final = 20_000
 _VERDICT_SECONDS: Final = 30.0
 """Minimum time between verdicts, because each reads the entire run."""
 _VERDICT_SHARE: Final = 0.01
-"""Maximum share of the time spent on verdicts."""
-_ORDER: Final = ("running", "scoring", "waiting", "silent", "killed", "ended")
-_HEADS: Final = ("step", "done", "loss", "held-out loss", "tokens/s", "left")
+"""Maximum share of time spent on verdicts."""
+_STATE_ORDER: Final = ("running", "scoring", "waiting", "silent", "killed", "ended")
+_COLUMN_HEADS: Final = ("step", "done", "loss", "held-out loss", "tokens/s", "left")
 _NO_VALUE: Final = "-"
 
 
 @dataclass(frozen=True)
 class View:
-    """Contents of the page at one time."""
+    """Contents of the page at a point in time."""
 
     parts: Mapping[str, str]
-    """HTML by the id of its element."""
+    """HTML of each element, by the element's id."""
     title: str
     said: str
     """State of the shown run as text. Screen readers announce its changes."""
@@ -69,11 +70,11 @@ class View:
 
 @final
 class Watcher:
-    """Runs of a finder, with a thread-safe view of their current state.
+    """Current state of the runs of a finder, for several threads.
 
     Args:
         finder: Finder of the runs.
-        every: Seconds between refreshes.
+        every: Minimum seconds between refreshes.
         judge: Function that computes the verdict on a run.
         clock: Function that returns the time in seconds.
     """
@@ -83,7 +84,7 @@ class Watcher:
         finder: RunFinder,
         *,
         every: float,
-        judge: Callable[[Path], Verdict | None] = verdict_of,
+        judge: Callable[[Path], Verdict | None] = judge_run,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.every = every
@@ -94,6 +95,7 @@ class Watcher:
         self._refresh_time: float | None = None
         self._n_refreshes = 0
         self._runs: dict[str, RunRecord] = {}
+        # Time of the next verdict, the run's version, and the verdict, by run.
         self._verdicts: dict[str, tuple[float, int, Verdict | None]] = {}
         self._error = ""
 
@@ -121,17 +123,16 @@ class Watcher:
                 return None, version
             if states:
                 return self._view_runs(shown, plotted, states), version
-            address = self._finder.address
-            text = (
-                self._error
-                or f"{address} does not contain a run yet. New runs appear here."
-            )
-            page = Page(
-                PageHead(address, "Waiting for a run", text, state="waiting"), ()
-            )
-            return View(
-                dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", text
-            ), version
+            return self._view_without_runs(), version
+
+    def _view_without_runs(self) -> View:
+        address = self._finder.address
+        text = self._error
+        if not text:
+            text = f"{address} does not contain a run yet. New runs appear here."
+        head = PageHead(address, "Waiting for a run", text, state="waiting")
+        parts = dict.fromkeys(SECTIONS, "") | Page(head, ()).parts()
+        return View(parts, "Waiting", text)
 
     def _refresh(self) -> None:
         """Read the files of the runs if the last refresh is old enough."""
@@ -147,6 +148,7 @@ class Watcher:
             self._n_refreshes += 1
 
     def _find_runs(self) -> None:
+        """Update the list of runs, or the error for the page."""
         try:
             places = self._finder.places()
             self._error = ""
@@ -164,19 +166,9 @@ class Watcher:
         plotted: Sequence[str] | None,
         states: Mapping[str, RunStatus],
     ) -> View:
+        """Return the view of a run with details, and of all runs as a table and a plot."""
         runs = self._runs
-
-        def rank(name: str) -> tuple[int, float, str]:
-            # Active runs are first, by name, so that they do not move. Then the newest is first.
-            kind = states[name].kind
-            is_active = kind in ("running", "scoring", "waiting")
-            return (
-                _ORDER.index(kind),
-                0 if is_active else -(runs[name].written_at or 0),
-                name,
-            )
-
-        names = sorted(runs, key=rank)
+        names = self._sort_runs(states)
         if shown is None or shown not in runs:
             shown = names[0]
         if plotted is None:
@@ -189,18 +181,18 @@ class Watcher:
         if run.trouble and not error:
             error = f"{run.place.address} cannot be read: {run.trouble}"
         other_histories = None
-        table = list[RunTable | Sentence]()
+        table: list[RunTable | Sentence] = []
         if len(names) > 1:
-            table = _table(names, runs, states, plotted, shown)
+            table = _create_table(names, runs, states, plotted, shown)
             if plotted and plotted != [shown]:
                 other_histories = {name: runs[name].history for name in plotted}
-        page = run_page(
+        page = build_run_page(
             run,
             shown,
             verdict=self._verdict(shown, run),
             label=run.place.address,
-            trouble=error,
-            over=other_histories,
+            problem=error,
+            overlaid_runs=other_histories,
         )
         page = replace(page, sections=(Section("runs", "Runs", table), *page.sections))
 
@@ -210,14 +202,31 @@ class Watcher:
             title = f"{step.loss:.4f} · step {step.step:,} · {shown}"
         return View(page.parts(), title, f"{shown}: {states[shown].sentence}")
 
+    def _sort_runs(self, states: Mapping[str, RunStatus]) -> list[str]:
+        """Sort runs by state. Sort active runs by name, so that they do not move in the table.
+
+        Sort other runs by the time of their last change, the newest first.
+        """
+
+        def sort_key(name: str) -> tuple[int, float, str]:
+            kind = states[name].kind
+            age_rank = 0.0
+            if kind not in ("running", "scoring", "waiting"):
+                age_rank = -(self._runs[name].written_at or 0)
+            return _STATE_ORDER.index(kind), age_rank, name
+
+        return sorted(self._runs, key=sort_key)
+
     def _verdict(self, name: str, run: RunRecord) -> Verdict | None:
-        """Return the last verdict on a run, or compute it again if it is old."""
+        """Return the last verdict on a run, or judge the run again if the verdict is old."""
         if run.place.folder is None or run.history.step is None:
             return None
         start = self._clock()
-        next_time, version, verdict = self._verdicts.get(name, (0.0, -1, None))
-        if version == run.version or (version >= 0 and start < next_time):
-            return verdict
+        last = self._verdicts.get(name)
+        if last is not None:
+            next_time, version, verdict = last
+            if version == run.version or start < next_time:
+                return verdict
         verdict = self._judge(run.place.folder)
         seconds = self._clock() - start
         next_time = start + max(_VERDICT_SECONDS, seconds / _VERDICT_SHARE)
@@ -225,50 +234,58 @@ class Watcher:
         return verdict
 
 
-def _table(
+def _create_table(
     names: Sequence[str],
     runs: Mapping[str, RunRecord],
     states: Mapping[str, RunStatus],
     plotted: Sequence[str],
     shown: str,
 ) -> list[RunTable | Sentence]:
+    """Create the table of runs, with a note if the plot does not show all of them."""
     styles = dict(zip(plotted, STYLES, strict=False))
     rows = [
         RunRow(
             name,
             states[name].kind,
             styles.get(name, ""),
-            _cells(runs[name], states[name]),
+            _format_cells(runs[name], states[name]),
         )
         for name in names
     ]
-    table = RunTable(_HEADS, rows, shown)
+    table = RunTable(_COLUMN_HEADS, rows, shown)
     note = Sentence(f"The plot shows at most {MAX_OVERLAID} runs.", "soft")
     return [table, note] if len(names) > MAX_OVERLAID else [table]
 
 
-def _cells(run: RunRecord, state: RunStatus) -> list[str]:
-    history, step = run.history, run.history.step
-    loss, rate = (
-        (step.loss, step.tokens_per_second) if step is not None else (None, None)
-    )
+def _format_cells(run: RunRecord, state: RunStatus) -> list[str]:
+    """Format the cells of a run in the order of `_COLUMN_HEADS`."""
+    history = run.history
+    step = history.step
+    loss = None if step is None else step.loss
+    rate = None if step is None else step.tokens_per_second
+    best_loss = None if history.best is None else history.best[0]
     seconds_left = history.seconds_left if state.kind == "running" else None
     return [
         f"{history.progress.step:,}",
-        _NO_VALUE if history.done is None else f"{history.done:.0%}",
-        _NO_VALUE if loss is None else f"{loss:.4f}",
-        _NO_VALUE if history.best is None else f"{history.best[0]:.4f}",
-        _NO_VALUE if rate is None else f"{rate:,.0f}",
+        _format_number(history.done, ".0%"),
+        _format_number(loss, ".4f"),
+        _format_number(best_loss, ".4f"),
+        _format_number(rate, ",.0f"),
         _NO_VALUE if seconds_left is None else clock_text(seconds_left),
     ]
 
 
-def watching_app(
+def _format_number(value: float | None, spec: str) -> str:
+    return _NO_VALUE if value is None else format(value, spec)
+
+
+def build_watch_app(
     watcher: Watcher, *, token: str | None, hosts: Collection[str] | None
 ) -> Gate:
-    """Build the ASGI application. `token` and `hosts` are as for `Gate`."""
+    """Build the ASGI application of `toque watch`. For `token` and `hosts` see `Gate`."""
 
-    def current_page(query: QueryParams) -> dict[str, object]:
+    def read_page(query: QueryParams) -> dict[str, object]:
+        """Return the page's contents, their version, and the pause before the next request."""
         start = time.monotonic()
         plotted = query.getlist("over") if "over" in query else None
         view, version = watcher.view(query.get("show"), plotted, query.get("since", ""))
@@ -282,7 +299,7 @@ def watching_app(
             raise RequestError(
                 414, "The names of the runs are too long for this server."
             )
-        record = await run_in_threadpool(current_page, request.query_params)
+        record = await run_in_threadpool(read_page, request.query_params)
         return JSONResponse(record, headers={"Cache-Control": "no-store"})
 
     async def health(_: Request) -> Response:
@@ -306,6 +323,7 @@ def watching_app(
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
+    """Answer a request with a wrong path, or a refused request."""
     if isinstance(error, HTTPException):
         message = f"{request.scope['path'][:100]} does not exist on this server."
         return error_response(

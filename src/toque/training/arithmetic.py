@@ -1,4 +1,4 @@
-"""Arithmetic of a run: the FLOPs that its model and data need per token."""
+"""Arithmetic of a run: the FLOPs per token of its model and data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from toque.data.loader.batch_stream import BatchStream
 from toque.hardware.onednn import has_fast_bf16
-from toque.models.flops import flops_per_token, products_of
+from toque.models.flops import flops_by_shape, flops_per_token
 from toque.models.forward.attention import AttentionChoice, attention_of
 from toque.runs.peak import peak_of
 from toque.training.runtime import Runtime
@@ -19,33 +19,34 @@ from toque.training.runtime import Runtime
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Forward and backward FLOPs per useful token of a run's data."""
+    """FLOPs of the forward and backward passes, per token that is not padding."""
 
     flops_per_token: float
     products: dict[tuple[int, int], float]
-    """FLOPs of matmuls with weights, a part of `flops_per_token`, by the matrix's (in, out)."""
+    """FLOPs of the matmuls with weights, by (in, out) of the weight. Included in
+    `flops_per_token`."""
     kind: str = "masked"
     """Kind of attention that separates packed examples: variable-length or masked."""
     masked_flops_per_token: float = 0.0
-    """FLOPs of masked attention, which computes every pair of a row's positions."""
+    """FLOPs of masked attention, which computes all pairs of positions in a row."""
 
     def record(self) -> dict[str, Any]:
-        """Return the FLOPs per useful token for the start event."""
-        products = sum(self.products.values())
-        needed = self.flops_per_token - products
-        masked = self.kind == "masked"
+        """Return the FLOPs per token for the start event of a session."""
+        matmuls = sum(self.products.values())
+        attention = self.flops_per_token - matmuls
+        computed = attention
+        if self.kind == "masked":
+            computed = max(attention, self.masked_flops_per_token)
         return {
-            "products": products,
-            "attention": needed,
+            "products": matmuls,
+            "attention": attention,
             "attention_kind": self.kind,
-            "attention_computed": max(needed, self.masked_flops_per_token)
-            if masked
-            else needed,
+            "attention_computed": computed,
         }
 
 
 def find_bf16_peak(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
-    """Return the FLOP/s of the model's matmuls in bf16, if a float32 run leaves bf16 unused."""
+    """Measure the FLOP/s of the model's matmuls in bf16, if a float32 run could use fast bf16."""
     if runtime.precision != "float32" or not has_fast_bf16(runtime.device):
         return {}
     peak = peak_of(runtime.device, torch.bfloat16, arithmetic.products)
@@ -57,31 +58,26 @@ def count_flops(
     stream: BatchStream,
     attention: AttentionChoice | None = None,
 ) -> Arithmetic:
-    """Count the forward and backward FLOPs per useful token of this data."""
+    """Count the FLOPs of the forward and backward passes, per token that is not padding.
+
+    `attention` is chosen for the model's device if it is None.
+    """
     source = stream.plan.source_lengths.astype(float)
     target = stream.plan.target_lengths.astype(float)
+    shape = stream.layout.shape
+    if shape.source == 0:
+        shares = {"labelled_share": _labelled_share(stream)}
+    else:
+        n_source = float(source.sum())
+        shares = {"source_share": n_source / float(source.sum() + target.sum())}
 
     def mean_context(lengths: np.ndarray, weights: np.ndarray) -> float:
         return float((lengths * weights).sum() / max(1.0, float(weights.sum())))
 
-    target_context = mean_context(target, target) / 2
-    shape = stream.layout.shape
-    if shape.source == 0:
-        # As `BatchStream` counts, the last token is not an input. Without a prompt the first token
-        # is not a label.
-        prompts, targets = stream.prompt_lengths, stream.target_lengths
-        learnt = targets if stream.learnt_lengths is None else stream.learnt_lengths
-        labelled = int(learnt.sum()) - int((prompts == 0).sum())
-        tokens = int(prompts.sum()) + int(targets.sum()) - len(targets)
-        shares = {"labelled_share": labelled / max(1, tokens)}
-    else:
-        shares = {
-            "source_share": float(source.sum()) / float(source.sum() + target.sum())
-        }
-
     flops = flops_per_token(
         model,
-        context=target_context,
+        # A causal token attends to half of its example on average.
+        context=mean_context(target, target) / 2,
         source_context=mean_context(source, source),
         cross_context=mean_context(source, target),
         **shares,
@@ -93,7 +89,18 @@ def count_flops(
         cross_context=shape.source,
         **shares,
     )
-    products = products_of(model, **shares)
+    products = flops_by_shape(model, **shares)
     chosen = attention or attention_of(model, model.device)
     kind = "masked" if chosen.name == "dense" else "variable-length"
     return Arithmetic(flops, products, kind, padded_flops - sum(products.values()))
+
+
+def _labelled_share(stream: BatchStream) -> float:
+    """Return the share of a decoder-only model's input tokens that have a label."""
+    # As `BatchStream` counts, the last token is not an input. Without a prompt the first token is
+    # not a label.
+    prompts, targets = stream.prompt_lengths, stream.target_lengths
+    learnt = targets if stream.learnt_lengths is None else stream.learnt_lengths
+    labelled = int(learnt.sum()) - int((prompts == 0).sum())
+    inputs = int(prompts.sum()) + int(targets.sum()) - len(targets)
+    return labelled / max(1, inputs)

@@ -1,4 +1,4 @@
-"""Autotuning of a run: micro-batch, gradient checkpointing and torch.compile for its machine."""
+"""Autotuner: micro-batch, gradient checkpointing and torch.compile for the machine of a run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from toque.data.loader.batch_stream import (
 from toque.errors import ConfigError
 from toque.hardware.memory import (
     HEADROOM,
+    describe_free_memory,
     free_bytes,
-    free_in_words,
     in_words,
     is_out_of_memory,
-    peak_of,
+    peak_bytes,
 )
 from toque.models.forward.blocks import (
     compile_blocks,
@@ -55,7 +55,7 @@ from toque.version import __version__
 
 
 def _read_cache(key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return this machine's stored choices for the same `key`, or None."""
+    """Return the choices of an earlier run with the same `key`, or None."""
     with contextlib.suppress(OSError, ValueError):
         stored = json.loads(_cache_file(key).read_text(encoding="utf-8"))
         if isinstance(stored, dict) and stored.get("of") == json.loads(json.dumps(key)):
@@ -79,13 +79,13 @@ def _cache_file(key: Mapping[str, Any]) -> Path:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Choices for a machine."""
+    """Choices for a machine, to which the model has been adapted."""
 
     resources: Resources
     line: str  # description of the choices and their reasons
     warnings: tuple[str, ...] = ()
     update_seconds: float | None = None
-    """Approximate seconds of an update, or None if they were not measured."""
+    """Approximate seconds per update, or None if they were not measured."""
 
 
 def fit_to_machine(
@@ -104,7 +104,7 @@ def fit_to_machine(
     """Choose the settings that are `auto`, and prepare the model for them.
 
     Measurements use the largest possible batch. Choices of an earlier session, or else of an
-    identical run on this machine, come first, so that repeated runs are bitwise identical.
+    identical run on this machine, have precedence, so that repeated runs are bitwise identical.
 
     Args:
         model: The model on its device.
@@ -113,7 +113,7 @@ def fit_to_machine(
         run: The run folder.
         train: The settings `train`.
         optim: The settings `optim`.
-        in_step: Whether the ranks hold parts of the weights. Then no rank can measure alone.
+        in_step: Whether the weights are sharded. Then no rank can measure alone.
         checkpoint: The checkpoint that the run continues from.
         max_seconds: The time after which a measurement is not repeated.
         reporter: The console.
@@ -124,7 +124,7 @@ def fit_to_machine(
     tuner = _Tuner(model, stream, runtime, train, optim, reporter)
     ranks = runtime.ranks
     if not in_step and not ranks.is_main:
-        # Rank 0 chooses. Each rank has its own record of where its memory ran out.
+        # Rank 0 chooses. Each rank has its own record of the steps at which its memory ran out.
         chosen = Resources(**ranks.broadcast())
         previous, _ = previous_resources(
             run, checkpoint, chosen.machine, rank=ranks.rank
@@ -134,36 +134,27 @@ def fit_to_machine(
 
     key = tuner.cache_key()
     previous, notes = previous_resources(run, checkpoint, key, rank=ranks.rank)
-    if in_step:
-        fitted = (
-            tuner.apply(previous)
-            if previous is not None
-            else tuner.choose_unmeasured(key)
-        )
-        fitted.resources.save(run, rank=ranks.rank)
-        return replace(fitted, warnings=(*notes, *fitted.warnings))
-
-    if previous is None and (cached := _read_cache(key)) is not None:
-        equal_run = Resources(machine=key, **cached)
-        # The machine may have less free memory than during the identical run.
-        if tuner.fits(equal_run):
-            previous = equal_run
+    if previous is None and not in_step:
+        previous = tuner.find_cached(key)
     if previous is not None:
         fitted = tuner.apply(previous)
+    elif in_step:
+        fitted = tuner.choose_unmeasured(key)
     else:
         fitted = tuner.choose(key)
-        if (
-            not fitted.warnings
-        ):  # the causes of warnings, such as little memory, may pass
-            _write_cache(key, fitted.resources.record())
-    fitted.resources.save(run)
-    ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
-    seconds = tuner.measure_update(fitted.resources, max_seconds)
+    fitted.resources.save(run, rank=ranks.rank)
+
+    seconds = None
+    if not in_step:
+        ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
+        seconds = tuner.measure_update(fitted.resources, max_seconds)
     return replace(fitted, warnings=(*notes, *fitted.warnings), update_seconds=seconds)
 
 
 @dataclass
 class _Tuner:
+    """Measurements of one model on one machine, and the choices that follow from them."""
+
     model: PreTrainedModel
     stream: BatchStream
     runtime: Runtime
@@ -174,7 +165,7 @@ class _Tuner:
 
     def __post_init__(self) -> None:
         self.first_batch = self.stream.at(Cursor()).batch
-        self.update_rows = self.first_batch.n_rows
+        self.update_rows = self.first_batch.n_rows  # rows of this rank
 
         plan = self.stream.plan
         shape = self.stream.layout.shape
@@ -200,19 +191,17 @@ class _Tuner:
             (n, list(p.shape), p.requires_grad)
             for n, p in self.model.named_parameters()
         ]
-        model = hashlib.sha256(
-            repr((self.model.config.model_type, shapes)).encode()
-        ).hexdigest()
+        architecture = repr((self.model.config.model_type, shapes))
+        model = hashlib.sha256(architecture.encode()).hexdigest()
         device = self.runtime.device
         ranks = self.runtime.ranks
-        name = (
-            torch.cuda.get_device_name(device)
-            if device.type == "cuda"
-            else platform.processor()
-        )
+        if device.type == "cuda":
+            name = torch.cuda.get_device_name(device)
+        else:
+            name = platform.processor() or platform.machine()
 
         key: dict[str, Any] = {
-            "device": f"{device.type} {name or platform.machine()}",
+            "device": f"{device.type} {name}",
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),
             "toque": __version__,
@@ -234,8 +223,20 @@ class _Tuner:
             key["ranks"] = ranks.world_size
         return key
 
+    def find_cached(self, key: dict[str, Any]) -> Resources | None:
+        """Return the choices of an identical run on this machine, if they still fit into memory."""
+        cached = _read_cache(key)
+        if cached is None:
+            return None
+        resources = Resources(machine=key, **cached)
+        self._set_recomputing(resources.gradient_checkpointing)
+        rows = min(resources.micro_batch_rows, self.update_rows)
+        limit = self._free_activation_bytes(rows)
+        fits = self.probe.activation_bytes(rows, limit) is not None
+        return resources if fits else None
+
     def apply(self, resources: Resources) -> Fitted:
-        """Prepare the model for the choices of an earlier session or an identical run."""
+        """Prepare the model for choices of an earlier session, an identical run or rank 0."""
         compiled = resources.compile and self._compile(resources.micro_batch_rows)
         self._set_recomputing(resources.gradient_checkpointing)
         if self.train.compile is True and not resources.compile:
@@ -247,7 +248,10 @@ class _Tuner:
         return Fitted(applied, line, tuple(self.warnings))
 
     def choose_unmeasured(self, key: dict[str, Any]) -> Fitted:
-        """Return the choices of the settings. `auto` rows follow a rule; the rest is off."""
+        """Choose without measurements. `auto` is a fixed number of tokens per micro-batch, or off.
+
+        The model is prepared for the choices.
+        """
         rows = self.train.micro_batch_rows
         reason = "as set"
         if not isinstance(rows, int):
@@ -261,16 +265,8 @@ class _Tuner:
         resources = Resources(rows, recompute, compiled, machine=key)
         return Fitted(resources, _describe(resources, f" ({reason})"))
 
-    def fits(self, resources: Resources) -> bool:
-        """Check whether the micro-batch fits into the free memory."""
-        self._set_recomputing(resources.gradient_checkpointing)
-        rows = min(resources.micro_batch_rows, self.update_rows)
-        return (
-            self.probe.activation_bytes(rows, self._activation_room(rows)) is not None
-        )
-
     def choose(self, key: dict[str, Any]) -> Fitted:
-        """Measure and choose."""
+        """Choose by measurements, prepare the model, and cache the choices for identical runs."""
         recompute, row_bytes = self._choose_recomputing()
         rows, reason = self._choose_rows(row_bytes)
         should_compile = self.train.compile
@@ -278,13 +274,15 @@ class _Tuner:
             should_compile = self.runtime.device.type == "cuda"
         compiled = should_compile and self._compile(rows)
         self._set_recomputing(recompute)
+
         resources = Resources(rows, recompute, compiled, machine=key)
-        return Fitted(
-            resources, _describe(resources, f" ({reason})"), tuple(self.warnings)
-        )
+        if not self.warnings:  # the cause of a warning, such as little memory, may pass
+            _write_cache(key, resources.record())
+        line = _describe(resources, f" ({reason})")
+        return Fitted(resources, line, tuple(self.warnings))
 
     def measure_update(self, resources: Resources, max_seconds: float) -> float | None:
-        """Measure a micro-batch and return the seconds of an update, or None if memory runs out."""
+        """Measure a micro-batch and return the seconds per update. None if memory runs out."""
         rows = min([resources.micro_batch_rows, *resources.smaller_from.values()])
         micro_batch = self.first_batch.split(rows)[0]
         try:
@@ -298,40 +296,49 @@ class _Tuner:
         return seconds * self.update_rows / min(rows, self.update_rows)
 
     def _choose_recomputing(self) -> tuple[bool, int]:
-        """Choose gradient checkpointing, and return it with the activation bytes of a row."""
+        """Choose gradient checkpointing, and return it with the activation bytes per row.
+
+        Raises:
+            ConfigError: One row does not fit into memory.
+        """
         setting = self.train.gradient_checkpointing
         recompute = setting is True
         self._set_recomputing(recompute)
-        room = self._activation_room(1)
-        one_row = self.probe.activation_bytes(1, room)
+        limit = self._free_activation_bytes(1)
+        one_row = self.probe.activation_bytes(1, limit)
         if one_row is None and setting == "auto":
             recompute = True
             self._set_recomputing(True)
-            one_row = self.probe.activation_bytes(1, room)
+            one_row = self.probe.activation_bytes(1, limit)
             if one_row is not None:
                 self.warnings.append(
-                    "activations of one row do not fit into memory, so backward computes them "
-                    "again (train.gradient_checkpointing): the same bits, about a third slower"
+                    "activations of one row do not fit into memory, so the backward pass "
+                    "recomputes them (train.gradient_checkpointing): bitwise identical, about a "
+                    "third slower"
                 )
         if one_row is None:
-            raise self._too_little_memory(room, recompute=recompute)
+            raise self._too_little_memory(limit, recompute=recompute)
 
-        if self.update_rows == 1:
+        two_rows = None
+        if self.update_rows > 1:
+            two_rows = self.probe.activation_bytes(2, limit)
+        if two_rows is None:
             return recompute, one_row
-        two_rows = self.probe.activation_bytes(2, room)
-        return recompute, one_row if two_rows is None else max(1, two_rows - one_row)
+        # A batch also has activations that do not depend on the number of rows.
+        return recompute, max(1, two_rows - one_row)
 
-    def _too_little_memory(self, room: int, *, recompute: bool) -> ConfigError:
+    def _too_little_memory(self, limit: int, *, recompute: bool) -> ConfigError:
+        """Build the error for a row with more than `limit` bytes of activations."""
         sizes = {
             part: in_words(n_bytes) for part, n_bytes in self._fixed_bytes(1).items()
         }
         ways = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
         return ConfigError(
             f"One row of {self.row_tokens} tokens does not fit into the "
-            f"{free_in_words(self.runtime.device)}, and a micro-batch has at least one row. It "
-            f"needs: weights {sizes['weights']} (already there), gradients {sizes['gradients']}, "
-            f"optimizer {sizes['optimizer']}, logits {sizes['logits']}, and activations of more "
-            f"than {in_words(max(0, room))}. Try {'; '.join(ways)}."
+            f"{describe_free_memory(self.runtime.device)}, and a micro-batch has at least one row. It "
+            f"needs: weights {sizes['weights']} (already allocated), gradients "
+            f"{sizes['gradients']}, optimizer {sizes['optimizer']}, logits {sizes['logits']}, and "
+            f"activations of more than {in_words(max(0, limit))}. Try {'; '.join(ways)}."
         )
 
     def _choose_rows(self, row_bytes: int) -> tuple[int, str]:
@@ -339,41 +346,43 @@ class _Tuner:
         setting = self.train.micro_batch_rows
         if isinstance(setting, int):
             return setting, "as set"
-
-        device = self.runtime.device
-        if device.type == "cuda":
-            # The first update allocates the optimizer's state. Until then `state` takes its place.
-            state = torch.empty(
-                self._fixed_bytes(1)["optimizer"], dtype=torch.uint8, device=device
-            )
-            with self.reporter.working("measuring how many rows fit into memory"):
-                rows = largest_rows(
-                    lambda n: peak_of(lambda: self.probe.seconds(n), device),
-                    update_rows=self.update_rows,
-                    room=lambda: HEADROOM * free_bytes(device),
-                )
-            del state
-            torch.cuda.empty_cache()
-            return rows, "the most that fit"
+        if self.runtime.device.type == "cuda":
+            return self._find_largest_rows(), "the most that fit"
 
         # The rows affect the order of sums and so the last bits, which must not depend on measured
         # times. Twice as many rows were 2 to 6 % faster, but took 0.5 to 1 GB (lab/notes.md).
         usual = usual_rows(self.row_tokens)
-        room = self._activation_room(min(usual, self.update_rows))
-        max_rows = max(1, room // max(1, row_bytes))
+        limit = self._free_activation_bytes(min(usual, self.update_rows))
+        max_rows = max(1, limit // max(1, row_bytes))
         rows = evenly(self.update_rows, min(usual, max_rows))
         if usual <= max_rows:
             return rows, f"{CPU_MICRO_BATCH_TOKENS:,} tokens"
         return rows, "the most that fit"
 
-    def _activation_room(self, rows: int) -> int:
-        """Return the bytes for activations of a micro-batch. They may be negative."""
+    def _find_largest_rows(self) -> int:
+        """Try micro-batches on the GPU, and return the largest number of rows that fits."""
+        device = self.runtime.device
+        # The first update allocates the optimizer's state. Until then, reserve its memory.
+        state_bytes = self._fixed_bytes(1)["optimizer"]
+        state = torch.empty(state_bytes, dtype=torch.uint8, device=device)
+        with self.reporter.working("measuring how many rows fit into memory"):
+            rows = largest_rows(
+                lambda n: peak_bytes(lambda: self.probe.seconds(n), device),
+                update_rows=self.update_rows,
+                room=lambda: HEADROOM * free_bytes(device),
+            )
+        del state
+        torch.cuda.empty_cache()
+        return rows
+
+    def _free_activation_bytes(self, rows: int) -> int:
+        """Return the free bytes for the activations of a micro-batch. They may be negative."""
         fixed = self._fixed_bytes(rows)
         to_allocate = sum(fixed.values()) - fixed["weights"]
         return int(HEADROOM * free_bytes(self.runtime.device)) - to_allocate
 
     def _fixed_bytes(self, rows: int) -> dict[str, int]:
-        """Return the bytes of an update by part, without activations."""
+        """Return the bytes of an update by part, except its activations."""
         positions = rows * self.worst.target
         quantised = [
             b for _, layer in quantised_layers(self.model) for b in layer.buffers()
@@ -387,12 +396,13 @@ class _Tuner:
         }
 
     def _set_recomputing(self, on: bool) -> None:  # noqa: FBT001 - the name is the argument
+        """Turn gradient checkpointing of the blocks on or off."""
         stop_recomputing(self.model)
         if on:
             recompute_blocks(self.model, offload=self.train.activation_offload)
 
     def _compile(self, rows: int) -> bool:
-        """Compile the model and run it. If that fails, warn and return False."""
+        """Compile the blocks and run the model. If this fails, warn and return False."""
         stop_recomputing(self.model)
         compile_blocks(self.model)
         try:

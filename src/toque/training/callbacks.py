@@ -56,7 +56,7 @@ class Goal:
     rises: bool = False
 
     def rank(self, metrics: Mapping[str, float]) -> float:
-        """Return a sort key: the best evaluation has the lowest. Without the metric it is inf."""
+        """Return a sort key of an evaluation. Lower is better. Without the metric it is inf."""
         value = metrics.get(self.metric, math.nan)
         if not math.isfinite(value):
             return math.inf
@@ -74,36 +74,32 @@ class Goal:
         """Return the better of `so_far` and this evaluation."""
         value = metrics.get(self.metric, math.nan)
         loss = metrics.get("loss", math.nan)
-        score = (
-            so_far.score
-            if so_far is not None and so_far.metric == self.metric
-            else None
-        )
-        if not math.isfinite(loss) or not self.is_better(value, score):
+        best_value = None  # values of another metric cannot be compared
+        if so_far is not None and so_far.metric == self.metric:
+            best_value = so_far.score
+        if not math.isfinite(loss) or not self.is_better(value, best_value):
             return so_far
         return Best(step, loss, self.metric, None if self.metric == "loss" else value)
 
-    def measured_by(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """Select the settings of evaluations that affect the metric.
+    def relevant_settings(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+        """Select the settings of `evaluation` that affect the metric.
 
-        Values under different settings cannot be compared.
+        Values of the metric under different settings cannot be compared.
 
-        >>> Goal().measured_by({"max_examples": 512, "texts": 16})
+        >>> Goal().relevant_settings({"max_examples": 512, "texts": 16})
         {'max_examples': 512}
         """
-        names = (
-            {"max_examples"}
-            if self.metric == "loss"
-            else evaluation.keys() - {"prompts"}
-        )
-        return {name: evaluation[name] for name in sorted(names & evaluation.keys())}
+        # Texts for the user's prompts are not scored.
+        names = evaluation.keys() - {"prompts"}
+        if self.metric == "loss":
+            names &= {"max_examples"}
+        return {name: evaluation[name] for name in sorted(names)}
 
     def __str__(self) -> str:
         if self.metric == "loss":
             return "lowest held-out loss"
-        return (
-            f"{'highest' if self.rises else 'lowest'} {self.metric.replace('_', ' ')}"
-        )
+        extreme = "highest" if self.rises else "lowest"
+        return f"{extreme} {self.metric.replace('_', ' ')}"
 
 
 LOSS: Final = Goal()
@@ -129,7 +125,7 @@ class StepInfo:
     """Wall seconds since the previous update, by `phases.Part`."""
     stage: int | None = None  # stage of the curriculum, counted from 1
     slowed: bool = False
-    """True if an observer such as a profiler slowed the update. Rates leave it out."""
+    """True if an observer such as a profiler slowed the update. Rates exclude such updates."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +157,7 @@ class SaveCounts:
 
     written: int = 0
     skipped: int = 0  # due while the previous save was still being written
-    # Written while the loop waited, because memory was too small for a copy.
+    # Written while training waited, because memory was too small for a snapshot.
     waited: int = 0
     failed: int = 0
 
@@ -171,7 +167,8 @@ class RunEnd:
     """End of a session."""
 
     reason: str
-    """finished, early_stopping, interrupted, non_finite, or the name from a callback or error."""
+    """finished, early_stopping, interrupted, non_finite, a callback's reason, or an error's class
+    name."""
     progress: Progress
     seconds: float  # wall seconds of this session, including evaluations and saves
     best: Best | None = None
@@ -184,7 +181,7 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of a callback.
+    """Requests of a callback to the training loop.
 
     >>> Requests(save=True) | Requests(stop=True, reason="early_stopping")
     Requests(stop=True, evaluate=False, save=True, reason='early_stopping')
@@ -208,11 +205,11 @@ class Callback:
     """Base class of callbacks. Its methods do nothing, so an override need not call them."""
 
     slows: bool = False
-    """True while it slows the current update so much that rates should leave it out."""
+    """True while the callback slows the current update so much that rates should exclude it."""
 
     @property
     def label(self) -> str:
-        """Name of its state in a checkpoint. Equal labels are numbered in their order."""
+        """Name of the callback's state in a checkpoint. Repeated labels are numbered in order."""
         return type(self).__name__
 
     @property
@@ -227,7 +224,7 @@ class Callback:
         """Handle the start of an update."""
 
     def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
-        """Handle the end of a micro-batch, the number `done` of `total` in an update."""
+        """Handle the end of micro-batch `done` of `total` in an update, counted from 1."""
 
     def on_step(self, info: StepInfo) -> Requests | None:
         """Handle the end of an update, before an evaluation or save."""
@@ -253,7 +250,7 @@ class Callback:
         """Handle the end of a session. It follows every `on_fit_start`, also after an error."""
 
     def state_dict(self) -> State:
-        """Return JSON that a restart cannot recompute."""
+        """Return the state that a restart cannot recompute, as JSON."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
@@ -261,7 +258,7 @@ class Callback:
 
 
 class Callbacks:
-    """List of callbacks, called in its order."""
+    """List of callbacks. Each event calls them in order."""
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
@@ -297,9 +294,8 @@ class Callbacks:
             raise
         finally:
             summary = end(failure)
-            with (
-                ExitStack() as stack
-            ):  # calls every callback, even if another callback fails
+            # The stack calls every callback, even if another callback fails.
+            with ExitStack() as stack:
                 for callback in reversed(started):
                     stack.callback(callback.on_fit_end, summary)
 
@@ -309,9 +305,10 @@ class Callbacks:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> None:
-        """Call a method without requests on every callback, e.g. `tell(Callback.on_save, ...)`.
+        """Call a method that returns no requests on every callback.
 
-        The overriding method of a subclass is called. `Callback` provides the name and the types.
+        `tell(Callback.on_save, ...)` calls the overriding methods of subclasses. `Callback` only
+        provides the name and the types of the arguments.
         """
         for callback in self._callbacks:
             getattr(callback, method.__name__)(*args, **kwargs)
@@ -325,21 +322,21 @@ class Callbacks:
         return _combine([c.on_evaluate(at, metrics) for c in self._callbacks])
 
     def on_warning(self, at: Progress, message: str) -> None:
-        """Show the user a warning."""
+        """Pass a warning for the user to every callback."""
         self.tell(Callback.on_warning, at, message)
 
     def state_dict(self) -> State:
         """Return the states that are not empty, by label."""
-        states = {
-            name: callback.state_dict() for name, callback in self._by_label().items()
-        }
+        callbacks = self._by_label()
+        states = {name: callback.state_dict() for name, callback in callbacks.items()}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: State) -> None:
         """Restore the states. A callback without a state starts fresh."""
-        if not isinstance(state, dict) or not all(
-            isinstance(s, dict) for s in state.values()
-        ):
+        is_valid = isinstance(state, dict) and all(
+            isinstance(callback_state, dict) for callback_state in state.values()
+        )
+        if not is_valid:
             raise TypeError(f"callbacks is {state!r:.60}, not an object of objects")
         for name, callback in self._by_label().items():
             if name in state:

@@ -1,4 +1,4 @@
-"""Micro-batches: measurements of time and memory, and the fallback to fewer rows."""
+"""Micro-batches: measurements of their time and memory, and a fallback if memory runs out."""
 
 from __future__ import annotations
 
@@ -23,41 +23,42 @@ from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Progress
 
-# Acceptable wait at the start of a run, in seconds (a guess)
 _BUDGET_SECONDS: Final = 4.0
+"""Acceptable wait at the start of a run, in seconds. A guess."""
 _MAX_TRIES: Final = 4
 
 
 def least_of(
-    seconds: Callable[[], float],
+    measure: Callable[[], float],
     *,
     at_least: int = 2,
     budget_seconds: float = _BUDGET_SECONDS,
     most_seconds: float = math.inf,
 ) -> float:
-    """Measure several times and return the smallest result.
+    """Measure several times and return the shortest time in seconds.
 
-    A single measurement may be too long by any factor, because it loads kernels or because other
-    programs use the cores.
+    A single measurement may be far too long, because it loads kernels or because other programs
+    use the cores.
 
     Args:
-        seconds: Function that measures once.
-        at_least: Minimum number of measurements.
-        budget_seconds: Time for further measurements.
-        most_seconds: Total time at which the measurements end, even after the first.
+        measure: Function that measures once and returns seconds.
+        at_least: Minimum number of measurements, at most 4.
+        budget_seconds: Total time after which only the minimum number is measured.
+        most_seconds: Total time after which the measurements end, even after the first.
     """
     measured: list[float] = []
-    while len(measured) < at_least or (
-        len(measured) < _MAX_TRIES and sum(measured) < budget_seconds
-    ):
-        measured.append(seconds())
-        if sum(measured) >= most_seconds:
+    for _ in range(_MAX_TRIES):
+        measured.append(measure())
+        total = sum(measured)
+        if total >= most_seconds:
+            break
+        if len(measured) >= at_least and total >= budget_seconds:
             break
     return min(measured)
 
 
 class _LimitExceededError(Exception):
-    """Signal that stops the forward pass of a measurement."""
+    """Exception that ends a forward pass when its activations exceed a limit."""
 
 
 @dataclass
@@ -67,14 +68,14 @@ class Probe:
     model: nn.Module
     loss_fn: Callable[[nn.Module, Batch], Tensor]
     runtime: Runtime
-    worst: Callable[[int], Batch]  # builds the largest batch of a number of rows
+    worst: Callable[[int], Batch]  # builds the largest batch with a number of rows
 
     def seconds(self, rows: int) -> float:
-        """Measure the forward and backward pass of the largest batch of `rows` rows."""
+        """Measure the forward and backward passes of the largest batch with `rows` rows."""
         return self.seconds_of(self.worst(rows))
 
     def seconds_of(self, batch: Batch) -> float:
-        """Measure the forward and backward pass of `batch` in seconds, including the device."""
+        """Measure the forward and backward passes of `batch` in seconds, including the device."""
         device = self.runtime.device
         self.model.train()
         batch = batch.to(device)
@@ -90,28 +91,15 @@ class Probe:
             self.model.zero_grad(set_to_none=True)
 
     def activation_bytes(self, rows: int, limit: int) -> int | None:
-        """Measure the bytes saved for the backward pass. Return None if they exceed `limit`.
+        """Measure the bytes that a forward pass saves for the backward pass, without the weights.
 
-        The forward pass stops at the limit, so measuring does not run out of memory.
+        The forward pass stops at `limit` bytes, so it usually does not run out of memory.
+
+        Returns:
+            The bytes, or None if they exceed `limit` or memory runs out.
         """
         weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-        saved: dict[int, UntypedStorage] = {}
-        total = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal total
-            storage = tensor.untyped_storage()
-            address = storage.data_ptr()
-            if address not in weights and address not in saved:
-                # If it were freed, its address would be used again.
-                saved[address] = storage
-                total += storage.nbytes()
-                if total > limit:
-                    raise _LimitExceededError
-            # Not the tensor itself: an operation that saves its own result would then keep the
-            # graph alive until the process ends.
-            return tensor.detach()
-
+        count = _SavedBytes(weights, limit)
         self.model.train()
         batch = self.worst(rows).to(self.runtime.device)
         try:
@@ -124,12 +112,42 @@ class Probe:
             if not is_out_of_memory(error):
                 raise
             return None
-        return total
+        return count.total
+
+
+@dataclass
+class _SavedBytes:
+    """Hook that counts the bytes of the tensors that autograd saves, up to a limit."""
+
+    counted: set[int]
+    """Addresses of storages to leave out. It begins with the weights."""
+    limit: int
+    total: int = 0
+    storages: list[UntypedStorage] = field(default_factory=list)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Count a saved tensor, and return the tensor to save.
+
+        Raises:
+            _LimitExceededError: The total exceeds the limit.
+        """
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in self.counted:
+            self.counted.add(address)
+            # Keep the storage: another storage at a freed address would not be counted.
+            self.storages.append(storage)
+            self.total += storage.nbytes()
+            if self.total > self.limit:
+                raise _LimitExceededError
+        # Return an alias: an operation that saves its own result would otherwise be part of a
+        # reference cycle, which keeps the graph alive until the process ends.
+        return tensor.detach()
 
 
 @dataclass(frozen=True)
 class WorstBatch:
-    """Builder of the largest batches, without data. Lengths are in tokens."""
+    """Builder of the largest possible batches, without data. Lengths are in tokens."""
 
     source: int  # source tokens of a row; 0 for a decoder-only model
     target: int  # target tokens of a row; all its tokens for a decoder-only model
@@ -138,7 +156,7 @@ class WorstBatch:
     vocab_size: int
 
     def __call__(self, rows: int) -> Batch:
-        """Build a batch of `rows` rows without padding, in which every token has a loss.
+        """Build a batch with `rows` rows and no padding, in which every token has a loss.
 
         >>> WorstBatch(0, 5, 0, 3, 99)(1).segments.tolist()
         [[1, 1, 1, 2, 2]]
@@ -153,10 +171,11 @@ class WorstBatch:
         def build_side(length: int) -> list[Tensor]:
             """Return tokens, segments and positions, [rows, length] each."""
             index = torch.arange(length)
-            segments = index * examples // length  # as equal as possible
+            segments = index * examples // length  # lengths differ by at most one
+            # First index of each segment: segments * length / examples, rounded up.
             starts = -(-segments * length // examples)
-            sides = (index % self.vocab_size, (segments + 1).int(), index - starts)
-            return [side.expand(rows, -1).contiguous() for side in sides]
+            row = (index % self.vocab_size, (segments + 1).int(), index - starts)
+            return [values.expand(rows, -1).contiguous() for values in row]
 
         tokens, segments, positions = build_side(self.target)
         labels = tokens.clone()
@@ -172,13 +191,13 @@ class WorstBatch:
 class OomFallback:
     """Rows of a micro-batch in each update. They are halved when memory runs out.
 
-    An update is the same for any number of rows, except for its last bits. An update that is
-    recomputed after a resume therefore uses the rows that its first attempt used.
+    The number of rows affects only the last bits of an update. To be bitwise identical, an update
+    that is repeated after a resume uses the same number of rows as before.
     """
 
     rows: int
     smaller_from: dict[int, int] = field(default_factory=dict)
-    """Rows from a step on, by step, if memory ran out at that step."""
+    """Smaller numbers of rows by the first step that uses them, at which memory ran out."""
     remember: Callable[[dict[int, int]], None] | None = None  # stores `smaller_from`
     callbacks: Callbacks = field(default_factory=Callbacks)
     resources: Resources | None = None  # choices that checkpoints record
@@ -187,7 +206,7 @@ class OomFallback:
     def in_run(
         cls, run: Path, resources: Resources, callbacks: Callbacks, *, rank: int
     ) -> Self:
-        """Build the fallback of a run, which stores its rows in the run folder."""
+        """Build the fallback of a run. It records every change in the run folder."""
 
         def remember(smaller_from: dict[int, int]) -> None:
             replace(resources, smaller_from=dict(smaller_from)).save(run, rank=rank)
@@ -200,23 +219,22 @@ class OomFallback:
             resources,
         )
 
-    def for_checkpoint(self, ranks: Ranks) -> State:
-        """Return a checkpoint's record of the rows, which affect the last bits.
+    def checkpoint_record(self, ranks: Ranks) -> State:
+        """Return the entry of a checkpoint's state with the rows, which affect the last bits.
 
         All ranks must call it.
         """
         smaller_from = ranks.all_gather(self.smaller_from)
         if self.resources is None:
             return {}
-        return {"resources": self.resources.for_checkpoint(smaller_from)}
+        return {"resources": self.resources.checkpoint_record(smaller_from)}
 
     def rows_at(self, step: int) -> int:
         """Return the rows of a micro-batch in update `step`."""
-        return min(
-            [self.rows, *(rows for s, rows in self.smaller_from.items() if s <= step)]
-        )
+        halved = [rows for first, rows in self.smaller_from.items() if first <= step]
+        return min([self.rows, *halved])
 
-    def run(
+    def retry_with_fewer_rows(
         self,
         at: Progress,
         forward_backward: Callable[[Sequence[Batch], int], Tensor],
@@ -224,7 +242,7 @@ class OomFallback:
         batch: Batch,
         n_targets: int,
     ) -> Tensor:
-        """Call `forward_backward(micro_batches, n_targets)`, with fewer rows if memory runs out.
+        """Call `forward_backward(micro_batches, n_targets)`. If memory runs out, halve the rows.
 
         `forward_backward` must clear the gradients of a failed attempt.
 
@@ -239,10 +257,17 @@ class OomFallback:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
-            # After the exception, the tensors of the failed attempt are free.
-            self._halve(at, rows, reason, may_repeat=sharing.may_repeat)
+            # Outside the except block, because the exception holds the failed attempt's tensors.
+            self._halve_rows(at, rows, reason, can_retry=sharing.can_retry)
 
-    def _halve(self, at: Progress, rows: int, reason: str, *, may_repeat: bool) -> None:
+    def _halve_rows(
+        self, at: Progress, rows: int, reason: str, *, can_retry: bool
+    ) -> None:
+        """Halve the rows from this step on, record them, and warn the user.
+
+        Raises:
+            ConfigError: There is only one row, or this rank may not retry the update.
+        """
         if rows == 1:
             raise ConfigError(
                 f"Step {at.step} does not fit into memory with one row per micro-batch: {reason} "
@@ -254,7 +279,7 @@ class OomFallback:
         self.smaller_from[at.step] = rows // 2
         if self.remember is not None:
             self.remember(self.smaller_from)
-        if not may_repeat:
+        if not can_retry:
             raise ConfigError(
                 f"Step {at.step} {RAN_OUT} with {rows} rows per micro-batch ({reason}) while the "
                 "ranks exchanged weights or gradients, so this rank could not retry it. The last "

@@ -1,4 +1,4 @@
-"""Optimisations of a run: all settings of `train.optimisations`."""
+"""Optimisations of a run, as configured by `train.optimisations`."""
 
 from __future__ import annotations
 
@@ -20,54 +20,53 @@ from toque.training.runtime import Runtime
 from toque.units import Cursor
 
 _ALL_ROWS: Final = 1 << 30
-"""More positions than a micro-batch can have, so that the head is computed in one chunk."""
+"""More positions than any micro-batch has. With it, the output head is computed in one chunk."""
 
 
 def optimise(
     model: PreTrainedModel,
-    on: OptimisationsConfig,
+    settings: OptimisationsConfig,
     runtime: Runtime,
     *,
     sharded: bool = False,
 ) -> None:
-    """Replace the model's layers as configured. Call it before the weights are divided."""
-    use_attention(model, on.attention)
-    if not on.activations:
+    """Replace the model's layers as configured. Call it before the weights are sharded."""
+    use_attention(model, settings.attention)
+    if not settings.activations:
         stock_activations(model)
-    if on.dropout:
+    if settings.dropout:
         use_keyed_dropout(model)
-    # These layers keep 16-bit copies of weights, as large as the parts that sharding gathers.
-    if on.layers and not (sharded and runtime.precision == "bf16"):
+    # In bf16 these layers keep copies of all weights, which would undo the savings of sharding.
+    if settings.layers and not (sharded and runtime.precision == "bf16"):
         use_cpu_layers(model)
 
 
 def choose_attention(model: PreTrainedModel, runtime: Runtime) -> AttentionChoice:
-    """Choose the attention of packed batches. On a GPU the first call tries the kernels."""
+    """Choose the attention kernel for packed batches. On a GPU the first call tests the kernels."""
     with runtime.autocast():
         return attention_of(model, runtime.device)
 
 
-def training_loss(on: OptimisationsConfig, *, smoothing: float) -> LossFn:
-    """Return the training loss, with `smoothing` as its share of label smoothing."""
-    return partial(
-        loss_sum, smoothing=smoothing, chunk_rows=None if on.head else _ALL_ROWS
-    )
+def training_loss(settings: OptimisationsConfig, *, smoothing: float) -> LossFn:
+    """Return the training loss with the label smoothing `smoothing`, from 0 to 1."""
+    chunk_rows = None if settings.head else _ALL_ROWS
+    return partial(loss_sum, smoothing=smoothing, chunk_rows=chunk_rows)
 
 
 def choose_prefetch(
-    on: OptimisationsConfig, runtime: Runtime
+    settings: OptimisationsConfig, runtime: Runtime
 ) -> Callable[[BatchStream, Cursor], Prefetch]:
-    """Choose how batches are prepared ahead of the loop and moved to a GPU."""
-    if not on.prefetch:
+    """Choose whether batches are prepared in advance, and how they are moved to a GPU."""
+    if not settings.prefetch:
         return partial(Prefetch, depth=0)
     if runtime.device.type != "cuda":
         return Prefetch
     return partial(Prefetch, feed=DeviceFeed(runtime.device))
 
 
-def list_disabled(on: OptimisationsConfig) -> list[str]:
-    """Describe the optimisations that are turned off, if any."""
-    names = [name for name, value in on if value is False]
-    if on.attention != "auto":
-        names.append(f"attention: {on.attention}")
+def list_disabled(settings: OptimisationsConfig) -> list[str]:
+    """Return a message about the optimisations that are turned off, if there are any."""
+    names = [name for name, value in settings if value is False]
+    if settings.attention != "auto":
+        names.append(f"attention: {settings.attention}")
     return [f"turned off by train.optimisations: {', '.join(names)}"] if names else []

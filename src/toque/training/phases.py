@@ -1,7 +1,7 @@
-"""Phases of an update, which observers can wrap, and a clock of a session's time by part.
+"""Phases of an update, which observers can wrap, and a clock that divides a session's time.
 
 An observer puts a context around each phase. Without observers a phase costs nothing. On CUDA the
-host runs ahead of the device, so the clock measures the waits of the host.
+host runs ahead of the device, so the clock measures the time of the host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNWATCHED: Final[AbstractContextManager[Any]] = nullcontext()
 
 @dataclass
 class Phases:
-    """Observers of the phases. Call the object with a phase's name to get its context."""
+    """Observers of the phases. Call the object with the name of a phase to enter the phase."""
 
     watchers: list[Watch] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class Phases:
     def around(
         self, phase: Phase, function: Callable[..., Tensor]
     ) -> Callable[..., Tensor]:
-        """Wrap a function so that each of its calls is the phase `phase`."""
+        """Wrap a function so that each call of it runs inside `phase`."""
 
         def call(*args: Any) -> Tensor:
             with self(phase):
@@ -119,7 +119,7 @@ class PartClock:
         self._at = now
 
     def take_parts(self) -> dict[str, float]:
-        """Return the seconds by part since the last call, and continue."""
+        """Return the seconds per part since the last call, and start again at zero."""
         parts = self._parts
         self._parts = {}
         return parts

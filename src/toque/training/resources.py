@@ -1,14 +1,14 @@
-"""Resources of a run: its choices of how updates are computed on its machine.
+"""Resources of a run: how its machine computes an update.
 
-The choices affect the last bits of every sum, so a run makes them once. Every checkpoint contains
-them. `resources.json` in the run folder contains them before the first save, and after it the steps
-at which memory ran out.
+These choices affect the last bits of every sum, so a run makes them once. Every checkpoint contains
+them. `resources.json` in the run folder contains them before the first save. After a save it adds
+the later steps at which memory ran out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -28,7 +28,7 @@ _Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 
 @dataclass(frozen=True)
 class Resources:
-    """Choices of how updates are computed. They affect only the last bits."""
+    """Choices of how updates are computed. They affect only the last bits of an update."""
 
     micro_batch_rows: _Rows
     gradient_checkpointing: bool
@@ -36,16 +36,14 @@ class Resources:
     machine: dict[str, Any] = field(default_factory=dict)
     """Facts that the choices depend on."""
     smaller_from: dict[_Step, _Rows] = field(default_factory=dict)
-    """Rows per micro-batch from a step on, by step, if memory ran out at that step."""
+    """Smaller rows per micro-batch by the first step that uses them, at which memory ran out."""
 
-    def for_checkpoint(
-        self, smaller_from: Sequence[Mapping[int, int]]
-    ) -> dict[str, Any]:
-        """Return JSON for a checkpoint, with the `smaller_from` of every rank."""
-        return asdict(self) | {"smaller_from": [dict(steps) for steps in smaller_from]}
+    def checkpoint_record(self, smaller_from: list[dict[int, int]]) -> dict[str, Any]:
+        """Return the choices as JSON for a checkpoint, with the `smaller_from` of every rank."""
+        return asdict(self) | {"smaller_from": smaller_from}
 
     def record(self) -> dict[str, Any]:
-        """Return the choices for the start event of a session."""
+        """Return the choices without the machine, e.g. for the start event of a session."""
         return {
             "micro_batch_rows": self.micro_batch_rows,
             "gradient_checkpointing": self.gradient_checkpointing,
@@ -89,11 +87,11 @@ class _CheckpointResources(msgspec.Struct, forbid_unknown_fields=True):
     smaller_from: list[dict[_Step, _Rows]]
 
     def of_rank(self, rank: int) -> Resources:
+        """Return the choices of one rank. A run may continue with more ranks than before."""
         fields = msgspec.structs.asdict(self)
         ranks = fields.pop("smaller_from")
-        return Resources(
-            **fields, smaller_from=ranks[rank] if rank < len(ranks) else {}
-        )
+        smaller_from = ranks[rank] if rank < len(ranks) else {}
+        return Resources(**fields, smaller_from=smaller_from)
 
 
 def _file_name(rank: int) -> str:
@@ -107,16 +105,16 @@ def previous_resources(
     *,
     rank: int = 0,
 ) -> tuple[Resources | None, list[str]]:
-    """Return the choices that a session continues with, and notes for the user.
+    """Return the choices of the previous session, if they still apply, and notes for the user.
 
     Args:
         run: The run folder.
         checkpoint: The checkpoint that the session continues from.
-        machine: The facts that new choices would depend on.
+        machine: The facts on which new choices would depend.
         rank: The rank of this process.
 
     Returns:
-        The choices, or None if they are missing or depend on other facts.
+        The choices, or None if they are missing or were made for other facts.
 
     Raises:
         CheckpointError: The record of the checkpoint is invalid.
@@ -125,17 +123,8 @@ def previous_resources(
     if checkpoint is None:
         is_usable = in_folder is not None and in_folder.machine == machine
         return (in_folder if is_usable else None), []
-    try:
-        record = checkpoint.state().get("resources")
-        previous = msgspec.convert(record, _CheckpointResources, str_keys=True).of_rank(
-            rank
-        )
-    except msgspec.ValidationError as error:
-        raise CheckpointError(
-            f"{checkpoint.path} has an invalid record of its micro-batches: {error}. Replace it "
-            "with a good copy, or move it away to continue from the previous checkpoint."
-        ) from error
 
+    previous = _resources_in(checkpoint, rank)
     # A new version of Toque alone does not change the choices.
     names = sorted((previous.machine.keys() | machine.keys()) - {"toque"})
     changes = [
@@ -153,12 +142,10 @@ def previous_resources(
     smaller_from = previous.smaller_from
     notes: list[str] = []
     if in_folder is not None and in_folder.record() == previous.record():
-        later = {
-            s: rows
-            for s, rows in in_folder.smaller_from.items()
-            if s >= checkpoint.step
-        }
-        smaller_from = smaller_from | later
+        # Memory may have run out between the save and the end of the session.
+        for step, rows in in_folder.smaller_from.items():
+            if step >= checkpoint.step:
+                smaller_from[step] = rows
     else:
         problem = "is missing or damaged" if in_folder is None else "has other choices"
         notes.append(
@@ -166,3 +153,16 @@ def previous_resources(
             f"{checkpoint.path.name}"
         )
     return replace(previous, machine=dict(machine), smaller_from=smaller_from), notes
+
+
+def _resources_in(checkpoint: Checkpoint, rank: int) -> Resources:
+    """Read the choices of a rank from a checkpoint. Errors are as in `previous_resources`."""
+    record = checkpoint.state().get("resources")
+    try:
+        resources = msgspec.convert(record, _CheckpointResources, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(
+            f"{checkpoint.path} has an invalid record of its micro-batches: {error}. Replace it "
+            "with a good copy, or move it away to continue from the previous checkpoint."
+        ) from error
+    return resources.of_rank(rank)

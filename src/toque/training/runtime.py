@@ -19,7 +19,7 @@ from toque.config.schema import TrainConfig
 from toque.errors import ConfigError
 from toque.hardware.devices import device_named
 from toque.hardware.glibc_malloc import keep_freed_memory
-from toque.hardware.memory import held_by_others
+from toque.hardware.memory import describe_other_use
 from toque.hardware.onednn import (
     EMULATED_BF16,
     has_fast_bf16,
@@ -39,7 +39,7 @@ from toque.training.state_values import number_in
 Precision = Literal["bf16", "fp16", "float32"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]
 _MIN_SCALE: Final = 2.0**-10
-"""Loss scale for float16 below which another cause than the scale makes every step overflow."""
+"""Smallest useful loss scale of float16. If updates overflow below it, the model is the cause."""
 
 
 @dataclass
@@ -73,36 +73,27 @@ class Runtime:
                 is fp16 on CUDA if the model allows it, or float32.
             deterministic: Whether repeated runs are bitwise identical. This is slower on CUDA.
             fp16_is_safe: Whether the model works in fp16. The activations of T5 overflow.
-            ranks: The processes of the run. None: a single process.
+            ranks: The processes of the run. None means a single process.
 
         Raises:
             ConfigError: The device is missing, or the precision does not work on it.
         """
         if ranks is None:
+            _refuse_several_processes()
             ranks = Ranks()
-            world_size = os.environ.get("WORLD_SIZE", "1")
-            if world_size != "1":
-                raise ConfigError(
-                    f"WORLD_SIZE is {world_size}, but only `toque train` divides its work among "
-                    "processes. This command would repeat the work in each. Start it without "
-                    "torchrun, or unset WORLD_SIZE."
-                )
         local_rank = ranks.local_rank if ranks.is_distributed else None
         torch_device = device_named(device, local_rank=local_rank)
         chosen, warnings = choose_precision(
             precision, torch_device, fp16_is_safe=fp16_is_safe
         )
-        if other_use := held_by_others(torch_device):
+        if other_use := describe_other_use(torch_device):
             warnings.append(
                 f"on {torch_device} {other_use}. The micro-batch must fit into the rest"
             )
 
         set_deterministic(deterministic)
         if torch_device.type == "cpu":
-            shorten_waits_when_busy()
-            keep_fewer_kernels()
-            if not ranks.is_distributed:  # otherwise the model's strategy decides
-                keep_freed_memory()
+            _configure_cpu(ranks)
         scaler = torch.amp.GradScaler(torch_device.type) if chosen == "fp16" else None
         return cls(
             torch_device,
@@ -117,7 +108,7 @@ class Runtime:
     def from_settings(
         cls, train: TrainConfig, family: Family, ranks: Ranks | None = None
     ) -> Self:
-        """Build the runtime of the settings `train` for a family. Errors are as in `detect`."""
+        """Build the runtime from the settings `train`. Errors are as in `detect`."""
         return cls.detect(
             precision=train.precision,
             deterministic=train.deterministic,
@@ -127,31 +118,29 @@ class Runtime:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the matmuls."""
+        """Data type of the matmuls."""
         return DTYPES[self.precision]
 
     @property
     def numerics(self) -> dict[str, str]:
-        """Facts about matmuls that checkpoints record in addition to software versions.
-
-        The number increases when Toque's bf16 operators for a CPU change the last bits.
-        """
+        """Matmul implementations that checkpoints record in addition to software versions."""
         if self.device.type != "cpu":
             return {}
         if self.precision == "bf16":
+            # Increase this number if a change of Toque's bf16 operators affects the last bits.
             return {"bf16 on a CPU": "6"}
         return {"float32 on a CPU": "oneDNN"} if onednn_is_faster() else {}
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context for the forward pass."""
+        """Return the context in which the forward pass uses the precision of the run."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def seed(self, seed: int, step: int) -> None:
-        """Make every random number of update `step` a function of (seed, step, rank).
+        """Seed torch for update `step`: its random numbers are a function of (seed, step, rank).
 
-        The numbers of keyed dropout are a function of (seed, step), example and position instead.
+        Keyed dropout depends on (seed, step), example and position instead.
         """
         UPDATE.set(key_of(seed, step))
         torch.manual_seed(key_of(seed, step, self.ranks.rank))
@@ -168,7 +157,7 @@ class Runtime:
         """Scale the gradients down if their norm exceeds `max_grad_norm`. None and 0 mean never.
 
         Returns:
-            The norm of all gradients before clipping, []. It may be not finite.
+            The norm of all gradients before clipping, []. It may be NaN or infinite.
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
@@ -192,7 +181,8 @@ class Runtime:
             group["lr"] = lr
         with self.phases("update"):
             step_if(optimizer, only_if, self.device)
-        # Fused optimizers do not count their changes, but copies of weights depend on the count.
+        # Fused optimizers do not increment the version counters of the weights. Cached copies of
+        # the weights compare these counters.
         torch.autograd.graph.increment_version(_parameters(optimizer))
         if self.scaler is not None:
             self.scaler.update()  # halves the scale if unscaling met an infinity
@@ -213,27 +203,47 @@ class Runtime:
         if self.scaler is None or saved is None:
             return
         names = self.scaler.state_dict().keys()
+        smallest_positive = torch.finfo(torch.float32).tiny
         for name in names:
-            number_in(
-                saved, name, least=0.0 if name == "_growth_tracker" else 2.0**-126
-            )
+            # The tracker counts updates from 0. All other values are factors or intervals.
+            least = 0.0 if name == "_growth_tracker" else smallest_positive
+            number_in(saved, name, least=least)
         self.scaler.load_state_dict({name: saved[name] for name in names})
+
+
+def _refuse_several_processes() -> None:
+    """Raise ConfigError if a launcher started several processes for a command that uses one."""
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        raise ConfigError(
+            f"WORLD_SIZE is {world_size}, but only `toque train` divides its work among "
+            "processes. This command would repeat the work in each. Start it without "
+            "torchrun, or unset WORLD_SIZE."
+        )
+
+
+def _configure_cpu(ranks: Ranks) -> None:
+    """Configure thread waits, the cache of matmul kernels and the memory allocator."""
+    shorten_waits_when_busy()
+    keep_fewer_kernels()
+    if not ranks.is_distributed:  # otherwise the model's strategy decides
+        keep_freed_memory()
 
 
 def set_deterministic(on: bool) -> None:  # noqa: FBT001 - the name is the argument
     """Turn torch's deterministic algorithms on or off."""
     torch.use_deterministic_algorithms(on)
-    # By default torch then fills every new tensor, which is slow and only hides reads of
-    # uninitialised memory.
+    # In deterministic mode, torch fills every new tensor by default. This is slow and only hides
+    # reads of uninitialised memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not on
 
 
 @contextmanager
 def torch_as_before() -> Iterator[None]:
-    """Restore torch's settings and random numbers at the end of the context.
+    """Restore torch's settings and random number generators at the end of the context.
 
-    Functions that a user's program calls must not change its torch.
+    Functions of the Python interface must not change the torch of the program that calls them.
     """
     seed = torch.initial_seed()
     cpu_state = torch.get_rng_state()
@@ -252,7 +262,8 @@ def torch_as_before() -> Iterator[None]:
         if cuda_states is not None:
             torch.cuda.set_rng_state_all(cuda_states)
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # The context initialised CUDA, which would otherwise apply the program's seed.
+            # CUDA was initialised inside the context, so there is no earlier state. Without the
+            # context, CUDA would have started with the program's seed.
             torch.cuda.manual_seed_all(seed)
         torch.set_rng_state(cpu_state)
 
@@ -264,7 +275,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 def choose_precision(
     requested: PrecisionChoice, device: torch.device, *, fp16_is_safe: bool
 ) -> tuple[Precision, list[str]]:
-    """Return the precision on a device and warnings about it. Errors are as in `detect`."""
+    """Choose the precision for a device, and return it with warnings. Errors are as in `detect`."""
     if requested == "fp16" and not fp16_is_safe:
         raise ConfigError(
             "train.precision is fp16, but the activations of T5 overflow float16, and other types "
@@ -277,7 +288,8 @@ def choose_precision(
     if requested == "auto":
         if has_fast_bf16(device):
             return "bf16", []
-        return "fp16" if device.type == "cuda" and fp16_is_safe else "float32", []
+        can_use_fp16 = device.type == "cuda" and fp16_is_safe
+        return "fp16" if can_use_fp16 else "float32", []
     if requested == "bf16" and not has_fast_bf16(device):
         return "bf16", [EMULATED_BF16.format(device=device.type)]
     return requested, []

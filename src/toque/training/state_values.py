@@ -14,7 +14,11 @@ from toque.training.distributed.data_parallel import is_sharded, local_part
 
 _Kind = TypeVar("_Kind")
 MAX_COUNT: Final = 1 << 53
-"""Largest allowed count. Floats represent all whole numbers up to it."""
+"""Largest allowed count. A float represents every whole number up to it exactly."""
+_MAX_MAGNITUDE: Final = 1e300
+"""Largest allowed number. Conversions of much larger whole numbers to float overflow."""
+_MAX_DIFFERENCES: Final = 5
+"""Number of differences that a message lists."""
 
 
 def count_in(state: Mapping[str, Any], name: str, *, maximum: int = MAX_COUNT) -> int:
@@ -25,11 +29,8 @@ def count_in(state: Mapping[str, Any], name: str, *, maximum: int = MAX_COUNT) -
         ValueError: The value is anything else.
     """
     value = state[name]
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or not 0 <= value <= maximum
-    ):
+    # bool is a subclass of int, so compare the type itself.
+    if type(value) is not int or not 0 <= value <= maximum:
         raise ValueError(
             f"{name} is {value!r:.60}, not a whole number from 0 to {maximum:,}"
         )
@@ -39,15 +40,17 @@ def count_in(state: Mapping[str, Any], name: str, *, maximum: int = MAX_COUNT) -
 def number_in(
     state: Mapping[str, Any], name: str, *, least: float = -math.inf
 ) -> float:
-    """Return the finite number `name`, of at least `least`.
+    """Return the number `name`, which must be finite and at least `least`.
 
     Raises:
         KeyError: The value is missing.
         ValueError: The value is anything else.
     """
     value = state[name]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not max(least, -1e300) <= value <= 1e300:
+    least_allowed = max(least, -_MAX_MAGNITUDE)
+    # bool is a subclass of int. The comparison is also false for NaN.
+    is_number = type(value) in (int, float)
+    if not is_number or not least_allowed <= value <= _MAX_MAGNITUDE:
         raise ValueError(
             f"{name} is {value!r:.60}, not a finite number of at least {least:g}"
         )
@@ -88,11 +91,11 @@ def _typed_value(
     return value
 
 
-def impossible_weights(stored: Tensor, initial: Tensor) -> str | None:
-    """Describe why training cannot change the weights `initial` to `stored`, if it cannot.
+def find_impossible_weights(stored: Tensor, initial: Tensor) -> str | None:
+    """Describe why training from `initial` cannot result in the weights `stored`, if so.
 
-    An update that is not finite is never applied. An update never makes all numbers of a tensor
-    zero, so only tensors that start at zero (biases, LoRA's B) may be zero.
+    An update that is not finite is never applied. An update never makes a whole tensor zero, so
+    only tensors that are zero initially (biases, LoRA's B) may be zero.
     """
     if not stored.is_floating_point():
         return None
@@ -106,18 +109,25 @@ def impossible_weights(stored: Tensor, initial: Tensor) -> str | None:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Check that every number of `tensor`, or of this rank's part of it, is finite."""
+    """Check that all values of `tensor`, or of this rank's part if it is sharded, are finite."""
     return bool(torch.isfinite(local_part(tensor)).all())
 
 
-def refuse(differences: Iterable[str], *, where: str, what: str) -> None:
-    """Raise a CheckpointError that names the first differences, if there are any."""
+def refuse_differences(differences: Iterable[str], *, where: str, what: str) -> None:
+    """Raise a CheckpointError that lists the first differences, if there are any.
+
+    Args:
+        differences: Descriptions of the differences.
+        where: The checkpoint, for the message.
+        what: The part of the run that it should fit, for the message.
+    """
     lines = sorted(differences)
     if not lines:
         return
-    text = "; ".join(lines[:5])
-    if len(lines) > 5:
-        text += f"; and {len(lines) - 5} more"
+    text = "; ".join(lines[:_MAX_DIFFERENCES])
+    n_more = len(lines) - _MAX_DIFFERENCES
+    if n_more > 0:
+        text += f"; and {n_more} more"
     raise CheckpointError(
         f"{where} does not fit {what}: {text}. It belongs to another model or configuration. "
         "Start a new run folder, or restore the configuration of the checkpoint."

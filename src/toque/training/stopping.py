@@ -1,9 +1,10 @@
 """Stopping before the end: a metric that no longer improves, a command's time limit, and signals.
 
-SIGTERM, SIGHUP and Ctrl-C finish the step, save and stop. A second signal exits immediately. An
-evaluation stops between two batches or tokens and is repeated when the run continues. A terminal
-that closes sends SIGHUP, often twice (from the kernel and the shell) and followed by SIGTERM. These
-signals must not count as a second request. Under nohup SIGHUP remains ignored.
+After SIGTERM, SIGHUP or Ctrl-C a run finishes the step, saves and stops. After a second signal it
+exits immediately. An evaluation stops between two batches or tokens and is repeated when the run
+continues. When a terminal closes, SIGHUP often arrives twice (from the kernel and the shell),
+followed by SIGTERM. These signals must not count as a second request. Under nohup SIGHUP remains
+ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import contextlib
 import math
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from toque.training.callbacks import (
     State,
     StepInfo,
 )
+from toque.training.signal_handlers import handling_signals
 from toque.training.state_values import count_in, optional_number_in
 from toque.units import Duration, Progress
 
@@ -38,23 +39,23 @@ INTERRUPTED: Final = "interrupted"
 """`RunEnd.reason` after a signal; the command line then exits with 75."""
 TAKEN_OVER: Final = "taken_over"
 """`RunEnd.reason` when another process has taken over the run's bucket."""
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FORWARDING_SECONDS: Final = 5.0
-"""Seconds in which a launcher may forward a signal that has already arrived."""
+"""Seconds after a signal in which a launcher may forward the same signal again."""
 _HANGUP_SECONDS: Final = 5.0
-"""Seconds after a hangup in which other signals belong to it."""
+"""Seconds after SIGHUP in which other signals have the same cause."""
 _STANDARD_ERROR: Final = 2
 _FINISHING_STEP: Final = "finishing this step"
 _MIN_UPDATES_FOR_TEXTS: Final = 10
-"""Updates that a model from random weights needs before its texts are worth their time. A guess."""
+"""Updates after which generated texts are worth their time, if training began with random weights.
+A guess."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Patience(Callback):
     """Early stopping after `patience` evaluations without an improvement of a metric.
 
-    An improvement smaller than `min_delta`, in the metric's unit, does not count. The settings of
-    `evaluation` that affect the metric must stay the same, or the count starts again.
+    An improvement smaller than `min_delta`, in the metric's unit, does not count. If a setting of
+    `evaluation` that affects the metric changes, the count starts again.
     """
 
     patience: int
@@ -67,7 +68,7 @@ class Patience(Callback):
 
     def __post_init__(self) -> None:
         self.goal = Goal(self.metric, self.rises)
-        self.measured_by = self.goal.measured_by(self.evaluation)
+        self.measured_by = self.goal.relevant_settings(self.evaluation)
 
     @property
     def is_over(self) -> bool:
@@ -94,12 +95,12 @@ class Patience(Callback):
         return Requests(stop=True, reason="early_stopping") if self.is_over else None
 
     def state_dict(self) -> State:
-        """Return the metric, its measurement, its best value and the count."""
+        """Return the metric, the settings that affect it, its best value and the count."""
         names = ("metric", "measured_by", "best", "evaluations_without_improvement")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the best value and the count, unless the metric or its measurement changed."""
+        """Restore the best value and the count, if the metric and its settings are the same."""
         if (state["metric"], state["measured_by"]) != (self.metric, self.measured_by):
             return
         self.best = optional_number_in(state, "best")
@@ -113,27 +114,26 @@ class Interrupt(Callback):
 
     Handlers are set from `on_fit_start` to `on_fit_end`. Python allows them only in the main
     thread. In another thread signals keep their default effect. A `silent` rank prints nothing. If
-    a launcher started this process (`launched`), a second signal that follows soon counts as the
-    first: torchrun forwards signals that the terminal or scheduler also sends to every process.
+    a launcher started this process (`launched`), a second signal within a few seconds is ignored:
+    torchrun forwards signals that the terminal or scheduler also sends to every process.
     """
 
     def __init__(self, *, silent: bool = False, launched: bool = False) -> None:
         self._silent = silent
         self._repeat_seconds = _FORWARDING_SECONDS if launched else 0.0
         self._caught_at = 0.0
-        self._previous_handlers: dict[signal.Signals, Any] = {}
+        self._handlers = contextlib.ExitStack()
         self._caught: signal.Signals | None = None
         self._activity = _FINISHING_STEP
 
     def has_come(self) -> bool:
-        """True if a signal has arrived."""
+        """Check whether a signal has arrived."""
         return self._caught is not None
 
     def on_fit_start(self, start: RunStart) -> None:
         """Set the handlers."""
         self._caught = None
-        if threading.current_thread() is threading.main_thread():
-            self._previous_handlers = _set_handlers(self._handle)
+        self._handlers.enter_context(handling_signals(self._handle))
 
     def on_before_step(self, at: Progress) -> None:
         """Note that an update is running, for the message about a signal."""
@@ -147,9 +147,9 @@ class Interrupt(Callback):
 
     def on_step(self, info: StepInfo | None) -> Requests | None:
         """Ask to stop once a signal has arrived."""
-        return (
-            Requests(stop=True, save=True, reason=INTERRUPTED) if self._caught else None
-        )
+        if self._caught is None:
+            return None
+        return Requests(stop=True, save=True, reason=INTERRUPTED)
 
     def on_evaluate(
         self, at: Progress, metrics: Mapping[str, float]
@@ -160,69 +160,49 @@ class Interrupt(Callback):
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Restore the previous handlers."""
-        _restore_handlers(self._previous_handlers)
-        self._previous_handlers = {}
+        self._handlers.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Note the first signal, for the next `on_step`. Exit immediately at a second signal."""
         name = signal.Signals(number).name
-        if self._caught is not None:
-            repeat_seconds = self._repeat_seconds
-            if self._caught is signal.SIGHUP:
-                repeat_seconds = max(repeat_seconds, _HANGUP_SECONDS)
-            if (
-                number == signal.SIGHUP
-                or time.monotonic() - self._caught_at < repeat_seconds
-            ):
-                return
+        if self._caught is None:
+            self._caught = signal.Signals(number)
+            self._caught_at = time.monotonic()
+            if not self._silent:
+                _write_to_stderr(
+                    f"\n{name}: {self._activity}, then saving. A second signal exits immediately.\n"
+                )
+        elif not self._is_repetition(number):
             _write_to_stderr(
                 f"\n{name} again: exiting now. The last checkpoint is complete.\n"
             )
             # The shell's exit status for a process that a signal killed.
             os._exit(128 + number)
 
-        self._caught = signal.Signals(number)
-        self._caught_at = time.monotonic()
-        if not self._silent:
-            _write_to_stderr(
-                f"\n{name}: {self._activity}, then saving. A second signal exits immediately.\n"
-            )
+    def _is_repetition(self, number: int) -> bool:
+        """Check whether a later signal has the same cause as the first signal."""
+        if number == signal.SIGHUP:
+            return True
+        repeat_seconds = self._repeat_seconds
+        if self._caught is signal.SIGHUP:
+            repeat_seconds = max(repeat_seconds, _HANGUP_SECONDS)
+        return time.monotonic() - self._caught_at < repeat_seconds
 
 
 @contextlib.contextmanager
 def leaving_on_signal() -> Iterator[None]:
     """Raise `Interrupted` on a signal that asks to stop, until the context ends.
 
-    Use it for work that the same command repeats from the beginning, and only in one process: if
-    one rank leaves, the rest wait for it.
+    Use it only in a single process, for work that the command can repeat from the beginning. With
+    several ranks, the other ranks would wait for the rank that left.
     """
 
     def leave(number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         raise Interrupted(f"{name} arrived before the result was written.")
 
-    previous_handlers: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        previous_handlers = _set_handlers(leave)
-    try:
+    with handling_signals(leave):
         yield
-    finally:
-        _restore_handlers(previous_handlers)
-
-
-def _set_handlers(
-    handler: Callable[[int, FrameType | None], None],
-) -> dict[signal.Signals, Any]:
-    """Handle the signals that are not ignored, and return their previous handlers."""
-    handled = [
-        number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
-    ]
-    return {number: signal.signal(number, handler) for number in handled}
-
-
-def _restore_handlers(previous_handlers: Mapping[signal.Signals, Any]) -> None:
-    for number, handler in previous_handlers.items():
-        # None is a handler that was not set from Python, which Python cannot restore.
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _write_to_stderr(text: str) -> None:
@@ -249,28 +229,29 @@ def _ignore_warning(_at: Progress, _message: str) -> None:
 
 @dataclass(eq=False)
 class TimeLimit(Callback):
-    """Time limit of a command, which includes the evaluations and files after training.
+    """Time limit of a command, including the evaluations and files after training.
 
-    Without `length` the limit is the length of the run. `Progress.seconds` then counts evaluations
-    and saves as well, starting at the first update, and the time before it is subtracted from the
-    limit. Texts get the time that the evaluations and files after training do not need.
+    Without `length` the limit also defines the length of the run. `Progress.seconds` then counts
+    evaluations and saves as well, from the first update on, and the limit is reduced by the time
+    before the first update. Generated texts get the time that the evaluations and files after
+    training do not need.
     """
 
     seconds: float
     clock: CommandClock
-    evaluating: float  # seconds of one held-out loss, measured before the first update
-    ending: (
-        float  # seconds for the last scores, the last checkpoint and the final model
-    )
-    texts: float = 0.0  # seconds for one evaluation's texts
-    final_texts: float = 0.0  # seconds for the final texts
-    each_text: float = 0.0  # seconds for one text; 0.0 if none is generated
-    from_scratch: bool = False  # training began with random weights
-    length: Duration | None = None  # length of the run; None if the limit ends it
+    # Seconds for one held-out loss. The first value is measured before the first update.
+    evaluating: float
+    # Seconds for the last scores, the last checkpoint and the final model.
+    ending: float
+    texts: float = 0.0  # seconds for the texts of one evaluation
+    final_texts: float = 0.0  # seconds for the texts after training
+    each_text: float = 0.0  # seconds for one text; 0.0 if no texts are generated
+    from_scratch: bool = False  # True if training began with random weights
+    length: Duration | None = None  # length of the run; None if the limit defines it
     warn: Callable[[Progress, str], None] = _ignore_warning
 
     def __post_init__(self) -> None:
-        self._writing = 0.0
+        self._generating = 0.0  # seconds for the texts of the current evaluation
         self._step = 0
         minutes_left = self._seconds_left() / 60
         self.stop_after = Duration(round(minutes_left, 4), "minutes")
@@ -281,13 +262,13 @@ class TimeLimit(Callback):
 
     @property
     def is_over(self) -> bool:
-        """True if a session reached this limit or a longer one."""
+        """True if a session has reached this limit or a longer one."""
         return self._reached >= self.seconds
 
     def count_seconds(self, update_seconds: float) -> float:
         """Return the seconds that `Progress` counts for an update.
 
-        If the limit ends the run, they include everything since the previous update.
+        If the limit defines the length of the run, they include all time since the previous update.
         """
         if self.length is not None:
             return update_seconds
@@ -323,18 +304,18 @@ class TimeLimit(Callback):
     def on_before_evaluate(self, at: Progress) -> None:
         """Start to measure an evaluation."""
         self._evaluating_since = self.clock.seconds()
-        self._writing = 0.0
+        self._generating = 0.0
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Expect the last evaluation to take as long as the longest so far."""
         seconds = self.clock.seconds() - self._evaluating_since
-        self.evaluating = max(self.evaluating, seconds - self._writing)
-        self.texts = max(self.texts, self._writing)
+        self.evaluating = max(self.evaluating, seconds - self._generating)
+        self.texts = max(self.texts, self._generating)
 
     def texts_that_fit(self, n: int, *, final: bool) -> tuple[int, float]:
-        """Return how many of `n` texts fit into the limit, and the seconds until all must end.
+        """Return how many of `n` texts fit into the limit, and the seconds in which to finish them.
 
-        A model that is still young gets no texts. `final` marks the texts after training.
+        The result is 0 texts while the model `is_young`. `final` is for the texts after training.
         """
         if self.is_young:
             return 0, 0.0
@@ -346,8 +327,10 @@ class TimeLimit(Callback):
         if seconds_left <= 0.0:
             return 0, 0.0
 
+        n_fitting = n
+        if self.each_text:
+            n_fitting = math.floor(seconds_left / self.each_text)
         min_texts = 1 if final else 0  # a final text takes no time from training
-        n_fitting = math.floor(seconds_left / self.each_text) if self.each_text else n
         return min(n, max(min_texts, n_fitting)), seconds_left
 
     @property
@@ -356,23 +339,23 @@ class TimeLimit(Callback):
         return self.from_scratch and self._step < _MIN_UPDATES_FOR_TEXTS
 
     def wrote(self, n: int, seconds: float) -> None:
-        """Record the seconds that `n` texts took, to predict the time of later texts."""
-        self._writing += seconds
+        """Record the seconds for generating `n` texts, to predict the time of later texts."""
+        self._generating += seconds
         self.each_text = seconds / n
 
-    def left_out(self, n: int, of: int) -> str:
-        """Describe why `n` of the texts were not generated."""
+    def left_out(self, n: int, total: int) -> str:
+        """Describe why `n` of `total` texts were not generated."""
         if self.is_young:
             reason = (
-                "a model from random weights writes none before update "
+                "a model from random weights generates no texts before update "
                 f"{_MIN_UPDATES_FOR_TEXTS}"
             )
         elif self.length is not None:
             reason = "train.time_limit left no time for them"
         else:
             reason = "the time limit of train.stop_after left no time for them"
-        texts = "texts" if of > 1 else "text"
-        return f"{n:,} of {of:,} {texts} not written: {reason}"
+        texts = "texts" if total > 1 else "text"
+        return f"{n:,} of {total:,} {texts} not generated: {reason}"
 
     def on_before_save(self, at: Progress) -> None:
         """Start to measure a save."""
@@ -394,10 +377,10 @@ class TimeLimit(Callback):
         self._reached = float(state["reached"])
 
     def _seconds_left(self) -> float:
+        """Return the seconds for further updates."""
         # Two held-out losses: one at the end of training and one of the best weights.
-        seconds_after = (
-            2 * self.evaluating + self.texts + self.final_texts + self.ending
-        )
+        evaluating = 2 * self.evaluating
+        seconds_after = evaluating + self.texts + self.final_texts + self.ending
         return self.seconds - self.clock.seconds() - seconds_after
 
     def _stop(self) -> Requests:

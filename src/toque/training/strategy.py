@@ -1,4 +1,4 @@
-"""Strategy of a run: one model on one device, a copy per rank, or a part per rank."""
+"""Strategy of a run: one model on one device, a copy per rank (DDP), or a part per rank (FSDP)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.hardware.memory import (
     HEADROOM,
+    describe_free_memory,
     free_bytes,
-    free_in_words,
     in_words,
     is_out_of_memory,
 )
@@ -30,7 +30,7 @@ from toque.training.optimisations import optimise
 from toque.training.runtime import Runtime
 
 _ELEMENTWISE: Final = ("adamw",)
-"""Optimizers that update each number independently, so that tensors can be divided."""
+"""Optimizers that update each weight independently, so that tensors can be sharded."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class PlacedModel:
 
     model: PreTrainedModel
     sharing: DataParallel
-    # Hash of the frozen weights of an adapter run; otherwise None.
+    # SHA-256 of an adapter's frozen base weights; None without an adapter.
     base_sha256: str | None
-    # facts, in addition to the runtime's, that affect the last bits.
+    # Facts that affect the last bits, in addition to `Runtime.numerics`.
     numerics: Mapping[str, str]
-    notes: tuple[str, ...]  # reason of auto's choice of a strategy
+    notes: tuple[str, ...]  # the reason if train.strategy is auto
 
 
 def place_model(
@@ -52,16 +52,20 @@ def place_model(
     optim: OptimConfig,
     runtime: Runtime,
 ) -> PlacedModel:
-    """Build the model to train, with the fastest layers for its device. All ranks must call it."""
+    """Build the model on its device, with the fastest layers for it. All ranks must call this.
+
+    Raises:
+        ConfigError: The weights do not fit into memory, or settings do not fit the device.
+    """
     if train.activation_offload and runtime.device.type == "cpu":
         raise ConfigError(
             "train.activation_offload is true, but this run is on a CPU. It moves activations from "
             "a GPU to the CPU's memory. Set it to false."
         )
-    # A model that may be divided among devices is first loaded into the machine's memory.
-    may_divide = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp")
-    loading_device = torch.device("cpu") if may_divide else runtime.device
-    free_memory = free_in_words(runtime.device)
+    # A model that may be sharded is first loaded into the machine's memory.
+    may_shard = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp")
+    loading_device = torch.device("cpu") if may_shard else runtime.device
+    free_memory = describe_free_memory(runtime.device)
     adapter = model_to_train.adapter
     try:
         model, base_sha256 = model_to_train.placed(runtime.dtype, loading_device)
@@ -79,23 +83,29 @@ def place_model(
         ) from None
 
     optimise(model, train.optimisations, runtime, sharded=is_sharded)
-    # The order of summing gradients and the package that dequantises weights affect the last bits.
-    numerics: dict[str, str] = {"strategy": strategy} if is_sharded else {}
+    numerics: dict[str, str] = {}
+    if is_sharded:  # FSDP sums gradients in another order than DDP
+        numerics["strategy"] = strategy
     if train.optimisations.dropout and dropout_settings(model):
         numerics[DROPOUT_MASKS] = "keyed"
     if adapter is not None and adapter.quantize_base == "nf4":
+        # The package that dequantises the weights.
         numerics["bitsandbytes"] = version("bitsandbytes")
-
-    sharing: DataParallel
-    if is_sharded:
-        from toque.training.distributed.sharding import Sharded  # slow to import
-
-        sharing = Sharded(
-            model, runtime.ranks, device=runtime.device, dtype=runtime.dtype
-        )
-    else:
-        sharing = Replicated(model) if strategy == "ddp" else DataParallel(model)
+    sharing = _share(model, strategy, runtime)
     return PlacedModel(model, sharing, base_sha256, numerics, (note,) if note else ())
+
+
+def _share(
+    model: PreTrainedModel, strategy: Literal["single", "ddp", "fsdp"], runtime: Runtime
+) -> DataParallel:
+    """Wrap the model for its strategy. fsdp shards it in place."""
+    if strategy == "single":
+        return DataParallel(model)
+    if strategy == "ddp":
+        return Replicated(model)
+    from toque.training.distributed.sharding import Sharded  # slow to import
+
+    return Sharded(model, runtime.ranks, device=runtime.device, dtype=runtime.dtype)
 
 
 def choose_strategy(
@@ -105,9 +115,10 @@ def choose_strategy(
     model: PreTrainedModel,
     runtime: Runtime,
 ) -> tuple[Literal["single", "ddp", "fsdp"], str]:
-    """Choose the strategy of train.strategy, and give the reason of auto, which prefers ddp.
+    """Choose the strategy. Return it with the reason if train.strategy is auto, otherwise "".
 
-    The model is not divided and not yet on the device.
+    auto is ddp, unless a rank has too little memory for the entire model and fsdp is possible.
+    `model` is the entire model, before it is moved to the device.
 
     Raises:
         ConfigError: train.strategy is fsdp and other settings do not allow it.
@@ -121,20 +132,11 @@ def choose_strategy(
     if train.strategy != "auto":
         return train.strategy, ""
 
-    # Compare the bytes that a rank with the entire model still allocates, without activations, with
-    # its free memory. On a CPU all ranks of a machine share the memory.
-    on_cpu = runtime.device.type == "cpu"
-    needed = 0 if on_cpu else sum(p.nbytes for p in model.parameters())
-    needed += sum(held_bytes(model, optim).values())
-    n_sharing = (
-        int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size)) if on_cpu else 1
-    )
-    free = int(HEADROOM * free_bytes(runtime.device) / n_sharing)
+    needed, free = _ddp_memory(model, optim, runtime)
     memory = (
         f"weights, gradients and optimizer state take {in_words(needed)} per rank, of "
         f"{in_words(free)} free"
     )
-
     if all(ranks.all_gather(needed <= free)):
         return "ddp", f"train.strategy auto is ddp: {memory}"
     if obstacle is not None:
@@ -147,13 +149,29 @@ def choose_strategy(
     )
 
 
+def _ddp_memory(
+    model: PreTrainedModel, optim: OptimConfig, runtime: Runtime
+) -> tuple[int, int]:
+    """Return the bytes that a rank with the entire model still allocates, and its free bytes.
+
+    Activations are not included.
+    """
+    needed = sum(held_bytes(model, optim).values())
+    free = HEADROOM * free_bytes(runtime.device)
+    if runtime.device.type == "cpu":
+        # The weights are already allocated, and all ranks of a machine share its memory.
+        ranks_on_machine = os.environ.get("LOCAL_WORLD_SIZE", runtime.ranks.world_size)
+        return needed, int(free / int(ranks_on_machine))
+    return needed + sum(p.nbytes for p in model.parameters()), int(free)
+
+
 def obstacle_to_dividing(
     train: TrainConfig, adapter: AdapterConfig | None, optimizer: str, *, fp16: bool
 ) -> str | None:
-    """Describe the setting that does not allow divided tensors and its remedy, if there is one.
+    """Describe the setting that does not allow sharded tensors, with its remedy, if there is one.
 
     Raises:
-        ConfigError: There is such a setting and train.strategy is fsdp.
+        ConfigError: There is such a setting, and train.strategy is fsdp.
     """
     obstacle = None
     if optimizer not in _ELEMENTWISE:

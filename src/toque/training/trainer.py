@@ -1,10 +1,10 @@
-"""Training loop. `step` makes one update, and `fit` makes all updates, evaluations and saves."""
+"""Training loop: `Trainer.step` makes one update. `Trainer.fit` also evaluates and saves."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -48,14 +48,16 @@ from toque.units import Cursor, Duration, Progress
 class Schedule:
     """Length of a run, and the durations between evaluations, saves and checks.
 
-    "%" is a share of `stop_after`. None means never, but the end of a run is always saved.
+    A duration in "%" is a share of `stop_after`. None means never, but the end of a run is always
+    saved.
     """
 
     stop_after: Duration
     evaluate_every: Duration | None = None
     save_every: Duration | None = None
     check_every: Duration = Duration(10, "steps")
-    """Duration between checks that losses are finite, which wait for CUDA. A CPU always checks."""
+    """Duration between checks for losses that are not finite. Each check waits for CUDA. On a CPU
+    every update is checked."""
 
     def due(self, every: Duration | None, before: Progress, after: Progress) -> bool:
         """True if a multiple of `every` is in the interval (`before`, `after`]."""
@@ -80,14 +82,14 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
-    # Division of the model among ranks; None in one process.
+    # How the ranks share the model and an update; None for a single process.
     sharing: DataParallel | None = None
     noise: GradientNoise | None = None
-    # Called with the first gradients.
+    # Called once with the model, after its first backward pass.
     check_reached: Callable[[nn.Module], None] | None = None
-    # Hash of the frozen weights, which checkpoints leave out.
+    # SHA-256 of the frozen weights, which checkpoints leave out.
     base_sha256: str | None = None
-    # Hash of the manifest of the checkpoint that the run began with.
+    # SHA-256 of the manifest of the checkpoint that the run started from.
     begun_from: str | None = None
     prefetch: Callable[[BatchStream, Cursor], Prefetch] = Prefetch
     background_saves: bool = False  # `fit` still waits for the last save
@@ -96,12 +98,12 @@ class Trainer:
     cursor: Cursor = Cursor()
     goal: Goal = LOSS
     best: Best | None = None
-    # The reason of a callback to end before `stop_after`.
+    # A callback's reason for stopping before `stop_after`.
     stop_reason: str | None = None
-    # An evaluation was due or begun; the next session starts with it.
+    # True if an evaluation was due but has no results. The next session starts with it.
     owes_evaluation: bool = False
     notes: list[str] = field(default_factory=list)
-    # Seconds that `Progress` counts for an update.
+    # Converts an update's wall seconds into the seconds that `Progress` counts.
     count_seconds: Callable[[float], float] = float
     clock: PartClock = field(default_factory=PartClock)
 
@@ -134,32 +136,44 @@ class Trainer:
         self.stop_reason = None
         self.clock.restart()
         self._ranks.assert_in_sync(
-            "at the begin", self._sharing, self.progress, self.cursor
+            "at the start", self._sharing, self.progress, self.cursor
         )
+        with self._session() as requests:
+            self._apply_requests(requests)
+            self.clock.lap("starting")
+            self._evaluate_and_save_first(requests)
+            if not self.finished:
+                self._train()
+        return self._build_run_end(None)
+
+    @contextmanager
+    def _session(self) -> Iterator[Requests]:
+        """Call the callbacks at the start and end of a session, and finish its saves.
+
+        Yields the requests that the callbacks of all ranks make at the start.
+        """
         with ExitStack() as stack:
             leftovers: list[str] = []
             if self._ranks.is_main:
-                leftovers = stack.enter_context(self.checkpoints.swept())
-            session = self.callbacks.around(self._start(leftovers), self._end)
-            requests = stack.enter_context(session)
+                leftovers = stack.enter_context(self.checkpoints.sweeping())
+            start = self._build_run_start(leftovers)
+            around = self.callbacks.around(start, self._build_run_end)
+            requests = stack.enter_context(around)
+            # Entered last and so left first: the callbacks still see the session's last saves.
             stack.enter_context(self._saves.session(lambda: self.progress))
-            requests = self._ranks.combine_requests(requests)
-            self._apply_requests(requests)
-            self.clock.lap("starting")
+            yield self._ranks.combine_requests(requests)
 
-            owed_evaluation = self.owes_evaluation
-            if owed_evaluation or requests.evaluate:
-                self.owes_evaluation = False
-                requests |= self._evaluate()
-            if requests.save or (owed_evaluation and self.finished):
-                self._save(final=self.finished)
-            if not self.finished:
-                self._train()
-        return self._end(None)
+    def _evaluate_and_save_first(self, requests: Requests) -> None:
+        """Evaluate and save before the first update, if an earlier session or a callback asks."""
+        owed_evaluation = self.owes_evaluation
+        if owed_evaluation or requests.evaluate:
+            self.owes_evaluation = False
+            requests |= self._evaluate()
+        if requests.save or (owed_evaluation and self.finished):
+            self._save(final=self.finished)
 
     def _train(self) -> None:
-        schedule = self.schedule
-        is_cuda = self.runtime.device.type == "cuda"
+        """Make updates until the session is finished. After each, evaluate and save if due."""
         with self.prefetch(self.batches, self.cursor) as prefetch:
             while not self.finished:
                 started = time.perf_counter()
@@ -171,10 +185,7 @@ class Trainer:
                 info = self.step(planned, batch, started=started)
                 self.progress = info.progress
                 self.cursor = planned.cursor
-                check_is_due = schedule.due(
-                    schedule.check_every, info.before, self.progress
-                )
-                if not is_cuda or self.finished or check_is_due:
+                if self._is_check_due(info.before):
                     self._check_updates()
                     if self.guard.should_roll_back:
                         self._roll_back()
@@ -185,49 +196,31 @@ class Trainer:
                 self._apply_requests(requests)
                 self._evaluate_and_save(info.before, requests)
                 self._saves.finish_written(self.progress)
-        # The end waits for a batch that is no longer needed.
+        # Leaving the prefetch waits for a batch that is no longer needed.
         self.clock.lap("data_wait")
+
+    def _is_check_due(self, before: Progress) -> bool:
+        """Check whether to read the results of updates now, which waits only for a GPU."""
+        if self.runtime.device.type != "cuda" or self.finished:
+            return True
+        schedule = self.schedule
+        return schedule.due(schedule.check_every, before, self.progress)
 
     def step(
         self, planned: Step, batch: Batch | None = None, *, started: float | None = None
     ) -> StepInfo:
-        """Make one update, which does not depend on the micro-batch size and world size.
+        """Make one update. Its result does not depend on micro-batch size and world size.
 
         Args:
-            planned: The step and its place in the data.
-            batch: The batch of `planned`, which may already be on the device.
+            planned: The update's data and its position in the data.
+            batch: The batch of `planned`, if a copy is already on the device.
             started: The time by `perf_counter` before the update waited for its data.
         """
         if started is None:
             started = time.perf_counter()
-        n_targets = planned.n_targets
-        rank_batch = batch or planned.batch
-        with self._ranks.computing():
-            loss_sum = self.oom_fallback.run(
-                self.progress,
-                self.forward_backward,
-                self._sharing,
-                rank_batch,
-                n_targets,
-            )
-        self.clock.lap("forward_backward")
-        loss_sum = self._ranks.total(loss_sum)
-        self.clock.lap("ranks")
-        if self.check_reached is not None:
-            self.check_reached(self.model)
-            self.check_reached = None
-
-        loss = loss_sum / n_targets
+        loss = self._compute_gradients(batch or planned.batch, planned.n_targets)
         lr = self.lr_at(self.progress)  # a function of progress has no state to restore
-        grad_norm = self.runtime.clip_gradients(self.optimizer, self.max_grad_norm)
-        if self.noise is not None:
-            self.noise.add(self.model, self.progress.step)
-        apply = self.guard.should_apply(
-            self.progress.step, lr, loss, grad_norm, planned.batch
-        )
-        self.clock.lap("clip")
-        self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=apply)
-        self.clock.lap("optimizer")
+        grad_norm = self._update_weights(loss, lr, planned.batch)
 
         # Rates and lengths may be in minutes. All ranks use the clock of rank 0 to stay in step.
         rank_seconds = (time.perf_counter() - started) if self._ranks.is_main else 0.0
@@ -235,13 +228,13 @@ class Trainer:
         seconds, counted_seconds, n_computed = self._ranks.all_reduce_sum(sums)
         return StepInfo(
             before=self.progress,
-            progress=planned.after(self.progress, counted_seconds),
+            progress=planned.progress_after(self.progress, counted_seconds),
             loss=loss,
             grad_norm=grad_norm,
             lr=lr,
             seconds=seconds,
             parts=self.clock.take_parts(),
-            n_targets=n_targets,
+            n_targets=planned.n_targets,
             n_tokens=planned.n_tokens,
             n_examples=planned.n_examples,
             n_computed=int(n_computed),
@@ -249,13 +242,39 @@ class Trainer:
             slowed=self.callbacks.are_slow,
         )
 
+    def _compute_gradients(self, batch: Batch, n_targets: int) -> Tensor:
+        """Compute the gradients of an update, and return its loss in nats per target token, []."""
+        with self._ranks.diagnosing_failures():
+            loss_sum = self.oom_fallback.retry_with_fewer_rows(
+                self.progress, self.forward_backward, self._sharing, batch, n_targets
+            )
+        self.clock.lap("forward_backward")
+        loss_sum = self._ranks.total(loss_sum)
+        self.clock.lap("ranks")
+        if self.check_reached is not None:
+            self.check_reached(self.model)
+            self.check_reached = None
+        return loss_sum / n_targets
+
+    def _update_weights(self, loss: Tensor, lr: float, batch: Batch) -> Tensor:
+        """Clip the gradients, apply the update if it is good, and return the gradient norm, []."""
+        step = self.progress.step
+        grad_norm = self.runtime.clip_gradients(self.optimizer, self.max_grad_norm)
+        if self.noise is not None:
+            self.noise.add(self.model, step)
+        is_good = self.guard.should_apply(step, lr, loss, grad_norm, batch)
+        self.clock.lap("clip")
+        self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=is_good)
+        self.clock.lap("optimizer")
+        return grad_norm
+
     def forward_backward(
         self, micro_batches: Sequence[Batch], n_targets: int
     ) -> Tensor:
         """Accumulate the gradients of an update, and return its summed loss in nats, [].
 
         `n_targets` counts the target tokens of all ranks. The last backward pass sums the gradients
-        of all ranks, so the result is the mean over these tokens.
+        of all ranks, so the gradient is of the mean loss over these tokens.
 
         Raises:
             DataError: No token has a loss.
@@ -270,38 +289,47 @@ class Trainer:
         self.runtime.seed(self.seed, step)
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
+        n_micro_batches = len(micro_batches)
         for done, rows in enumerate(micro_batches, start=1):
             micro_batch = rows.to(self.runtime.device)
-            is_last = done == len(micro_batches)
-            draw_check: AbstractContextManager[None] = nullcontext()
-            if not self._draws_checked:
-                draw_check = refuse_unkeyed_draws(self.model, micro_batch.labels.device)
-            with self.runtime.autocast(), draw_check:
-                # [] nats, summed
-                loss = self._sharing.loss(self.loss_fn, micro_batch, last=is_last)
-            self._draws_checked = True
+            loss = self._forward(micro_batch, last=done == n_micro_batches)
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
             self.callbacks.tell(
-                Callback.on_micro_batch, self.progress, done, len(micro_batches)
+                Callback.on_micro_batch, self.progress, done, n_micro_batches
             )
         return loss_sum
 
+    def _forward(self, micro_batch: Batch, *, last: bool) -> Tensor:
+        """Compute the summed loss of a micro-batch in nats, [].
+
+        The first forward pass also checks that the model draws no unkeyed random numbers.
+        """
+        draw_check: AbstractContextManager[None] = nullcontext()
+        if not self._draws_checked:
+            draw_check = refuse_unkeyed_draws(self.model, micro_batch.labels.device)
+        with self.runtime.autocast(), draw_check:
+            loss = self._sharing.loss(self.loss_fn, micro_batch, last=last)
+        self._draws_checked = True
+        return loss
+
     def _check_updates(self) -> None:
-        """Check that the updates since the last check are finite. This waits for the device."""
+        """Raise an error if an update since the last check must end the run.
+
+        This waits for the device.
+        """
         bad_update = self.guard.check(self.progress)
         if bad_update is not None:
             origin, traced = self._trace_origin(bad_update)
-            raise self.guard.error(bad_update, origin, traced=traced)
+            raise self.guard.record_error(bad_update, origin, traced=traced)
 
     def _trace_origin(self, bad: PendingUpdate) -> tuple[NonFiniteOrigin | None, bool]:
-        """Find the first value that is not finite. Also return whether memory sufficed to look."""
-        needed_bytes = 0
-        if self._sharing.is_sharded:
-            needed_bytes = bytes_of(dict(self.model.named_parameters()))
-        # If one rank ran out of memory while all gather the weights, the rest would wait for it.
-        fits = needed_bytes <= free_bytes(self.runtime.device)
-        if not all(self._ranks.all_gather(fits)):
+        """Recompute an update to find its first value that is not finite.
+
+        Returns:
+            The origin if there is one, and whether memory was large enough to look for it.
+        """
+        if not self._fits_full_model():
             return None, False
 
         with self._sharing.full_model() as model:
@@ -323,6 +351,17 @@ class Trainer:
                 release_memory()
         return None, False
 
+    def _fits_full_model(self) -> bool:
+        """Check whether every rank has free memory for all weights, in addition to its own part.
+
+        If a rank ran out of memory while all gather the weights, the other ranks would wait for it.
+        """
+        needed_bytes = 0
+        if self._sharing.is_sharded:
+            needed_bytes = bytes_of(dict(self.model.named_parameters()))
+        fits = needed_bytes <= free_bytes(self.runtime.device)
+        return all(self._ranks.all_gather(fits))
+
     def _find_rollback_checkpoint(self) -> Checkpoint | None:
         """Find the newest checkpoint from before the skipped updates, else the newest of all."""
         first_skipped = self.progress.step - self.guard.in_a_row
@@ -330,13 +369,19 @@ class Trainer:
         return store.newest_valid(before=first_skipped) or store.newest_valid()
 
     def _roll_back(self) -> None:
+        """Load the weights of a checkpoint, but keep the progress, so that the data is skipped.
+
+        Raises:
+            NonFiniteError: There is no checkpoint, or the run has rolled back recently.
+        """
+        # An unfinished save may be the newest checkpoint.
         self._saves.finish_all(self.progress)
         checkpoint = resume.broadcast_checkpoint(
             self._find_rollback_checkpoint, self._ranks
         )
         to_step = checkpoint.step if checkpoint else None
-        message = self.guard.roll_back(self.progress.step, to_step)
-        assert checkpoint is not None
+        message = self.guard.record_rollback(self.progress.step, to_step)
+        assert checkpoint is not None  # without one, `record_rollback` raises
         resume.load_tensors(checkpoint, self.model, self.optimizer)
         self.runtime.load_state_dict(checkpoint.state()["runtime"])
         self.callbacks.on_warning(self.progress, message)
@@ -345,23 +390,25 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """True if this session has ended."""
-        return self.stop_reason is not None or self.schedule.stop_after.reached(
-            self.progress
-        )
+        """True if this session makes no more updates."""
+        if self.stop_reason is not None:
+            return True
+        return self.schedule.stop_after.reached(self.progress)
 
     @property
     def is_over(self) -> bool:
-        """True if no later session has anything to train or evaluate."""
+        """True if a later session would have no update to make and no evaluation to finish."""
         ended = self.schedule.stop_after.reached(self.progress)
         ended = ended or any(callback.is_over for callback in self.callbacks)
         return ended and not self.owes_evaluation
 
     def _apply_requests(self, requests: Requests) -> None:
+        """End the session if a callback asks to stop. The first reason is kept."""
         if requests.stop and self.stop_reason is None:
             self.stop_reason = requests.reason or "stopped"
 
     def _evaluate_and_save(self, before: Progress, requests: Requests) -> None:
+        """Evaluate and save after an update, as scheduled or requested, and at the end."""
         schedule = self.schedule
         at = self.progress
         is_scheduled = schedule.due(schedule.evaluate_every, before, at)
@@ -374,22 +421,19 @@ class Trainer:
         elif is_scheduled or requests.evaluate or self.finished:
             requests |= self._evaluate()
 
-        if (
-            requests.save
-            or self.finished
-            or schedule.due(schedule.save_every, before, at)
-        ):
+        is_save_due = schedule.due(schedule.save_every, before, at)
+        if requests.save or self.finished or is_save_due:
             self._save(final=self.finished)
 
     def _evaluate(self) -> Requests:
+        """Evaluate, save the model if it is among the best, and return the callbacks' requests."""
         self._check_updates()
         self.callbacks.tell(Callback.on_before_evaluate, self.progress)
         self.clock.lap("observers")
         try:
             metrics = self.evaluator()
-        except (
-            Interrupted
-        ):  # the results are lost, and the next session evaluates first
+        except Interrupted:
+            # The results are lost, so the next session evaluates first.
             self.stop_reason = INTERRUPTED
             self.owes_evaluation = True
             return Requests(stop=True, save=True)
@@ -399,33 +443,35 @@ class Trainer:
         self._saves.save_best(self.progress, self.model, metrics)
         self.clock.lap("saving")
 
-        requests = self._ranks.combine_requests(
-            self.callbacks.on_evaluate(self.progress, metrics)
-        )
+        requests = self.callbacks.on_evaluate(self.progress, metrics)
+        requests = self._ranks.combine_requests(requests)
         self.clock.lap("texts")
         self._apply_requests(requests)
         return requests
 
     def _save(self, *, final: bool) -> None:
+        """Save the trainer's state. The save before the end of a session is `final`."""
+        # A checkpoint must not contain weights after a bad update.
         self._check_updates()
         self.clock.lap("observers")
         self._ranks.assert_in_sync(
             "before a save", self._sharing, self.progress, self.cursor
         )
-        layout = self.oom_fallback.for_checkpoint(self._ranks)
+        resources = self.oom_fallback.checkpoint_record(self._ranks)
         self.callbacks.tell(Callback.on_before_save, self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer)
-        self._saves.save(
-            self.progress, tensors, self.state_dict() | layout, final=final
-        )
+        state = self.state_dict() | resources
+        self._saves.save(self.progress, tensors, state, final=final)
         self.clock.lap("saving")
 
     def state_dict(self) -> State:
         """Return the JSON state of a checkpoint."""
-        at = resume.TrainerState(
+        trainer_state = resume.TrainerState(
             self.progress, self.cursor, self.best, self.owes_evaluation
         )
-        state = at.to_json(self._stateful, self._ranks, base=self.base_sha256)
+        state = trainer_state.to_json(
+            self._stateful, self._ranks, base=self.base_sha256
+        )
         return state | {"begun_from": self.begun_from}
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -435,20 +481,20 @@ class Trainer:
             CheckpointError: The checkpoint does not fit the model, the data or the settings.
         """
         versions = self.checkpoints.identity.versions
-        at, notes = resume.TrainerState.load(
+        saved, notes = resume.TrainerState.load(
             checkpoint,
             self._stateful,
             self._ranks,
             versions=versions,
             base=self.base_sha256,
         )
-        at.refuse_other_data(self.batches, where=str(checkpoint.path))
+        saved.refuse_other_data(self.batches, where=str(checkpoint.path))
         resume.load_tensors(checkpoint, self.model, self.optimizer)
 
-        self.progress = at.progress
-        self.cursor = at.cursor
-        self.best = at.best
-        self.owes_evaluation = at.owes_evaluation
+        self.progress = saved.progress
+        self.cursor = saved.cursor
+        self.best = saved.best
+        self.owes_evaluation = saved.owes_evaluation
         self.notes = self.notes + notes
         if not self.checkpoints.is_comparable(checkpoint.manifest):
             self.best = None
@@ -458,7 +504,8 @@ class Trainer:
             )
         self.begun_from = checkpoint.state().get("begun_from")
 
-    def _start(self, leftovers: list[str]) -> RunStart:
+    def _build_run_start(self, leftovers: list[str]) -> RunStart:
+        """Describe the start of a session, with notes about it and the removed `leftovers`."""
         notes = [*self.runtime.warnings, *self.checkpoints.notes, *self.notes]
         if leftovers:
             notes.append(
@@ -468,7 +515,8 @@ class Trainer:
             self.progress, self.schedule.stop_after, tuple(notes), self.best
         )
 
-    def _end(self, error: BaseException | None) -> RunEnd:
+    def _build_run_end(self, error: BaseException | None) -> RunEnd:
+        """Describe the end of a session, and take the clock's last parts."""
         self.clock.lap("saving")  # includes the wait for background saves
         reason = self.stop_reason or FINISHED
         if error is not None:

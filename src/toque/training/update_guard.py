@@ -1,14 +1,14 @@
 """Update guard: the decision whether to apply an update.
 
 The decision is a tensor on the device, so that training does not wait for CUDA. `check` reads the
-decisions of several updates together. An update that is not applied changes nothing. It may
-therefore be reported a few steps later, if no checkpoint is saved in between.
+decisions of several updates together. An update that is not applied changes nothing, so it may be
+reported a few steps later, as long as no checkpoint is saved before the report.
 
-Without `skip_step` a NaN or an infinity ends the run. With `skip_step` (`optim.outliers`) the
-update is skipped. Outliers are skipped too, because Adam would remember their gradients for a
-thousand updates. The limit follows OLMo's SkipStepAdamW: six standard deviations over 128 updates.
-After too many outliers the run loads a checkpoint and skips the data since then, as PaLM did
-(Chowdhery et al. 2022, section 5.1).
+Without `skip_step` a NaN or an infinity ends the run. With `skip_step` (`optim.outliers`) such an
+update is skipped. Outliers are skipped too, because their gradients would affect Adam's averages
+for a thousand updates. The limit follows OLMo's SkipStepAdamW: six standard deviations over 128
+updates. After too many outliers the run loads a checkpoint and skips the data since then, as PaLM
+did (Chowdhery et al. 2022, section 5.1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -38,7 +38,8 @@ NON_FINITE_FILE: Final = "non_finite.json"
 SKIPPED_FILE: Final = "skipped_updates.jsonl"
 _MAX_IDS_SHOWN: Final = 12
 _MIN_SPREAD: Final = 1e-3
-"""Smallest standard deviation, as a share of the mean, so that tiny changes are not outliers."""
+"""Lower bound of the standard deviation, as a share of the mean. Without it, tiny changes after a
+constant phase would be outliers."""
 
 
 @final
@@ -46,26 +47,26 @@ _MIN_SPREAD: Final = 1e-3
 class SkipStep:
     """Limits for loss and gradient norm, computed on the device.
 
-    A limit is the mean over the last `window` updates plus `sigma` standard deviations. The limits
-    begin after half a window. A value above its limit enters later means as the limit, so that a
-    lasting change of level is finally accepted. After `roll_back_after` skipped updates in a row
-    the run loads an earlier checkpoint.
+    A limit is the mean over the last `window` updates plus `sigma` standard deviations. There are
+    no limits during the first half window. A value above its limit is added to the window as the
+    limit itself, so that a lasting change of level is accepted after some updates. After
+    `roll_back_after` skipped updates in a row the run loads an earlier checkpoint.
     """
 
     sigma: float = 6.0
     window: int = 128
     roll_back_after: int = 4
     skipped: int = 0  # updates not applied, over the entire run
-    in_a_row: int = 0
-    rolled_back_at: int | None = None
+    in_a_row: int = 0  # updates not applied since the last applied update
+    rolled_back_at: int | None = None  # step of the last rollback
     _seen: int = 0
     _past: Tensor | None = None
     """Ring buffer of losses and norms, [window, 2] float64. NaN is a value that is not finite."""
 
-    def limits(self, values: Tensor) -> Tensor:
-        """Return the limits for an update's `values` and add the values to the window.
+    def add(self, values: Tensor) -> Tensor:
+        """Add an update's `values` to the window, and return their limits by earlier updates.
 
-        Values and limits are [2] float64: loss and gradient norm.
+        Values and limits are [2] float64: loss and gradient norm. A limit of NaN is no limit.
         """
         if self._past is None:
             self._past = values.new_full((self.window, 2), math.nan)
@@ -102,13 +103,7 @@ class SkipStep:
         Raises:
             ValueError: The state has another window or is damaged.
         """
-        rows = [
-            [
-                math.nan if value is None else number_in({"past": value}, "past")
-                for value in row
-            ]
-            for row in state["past"]
-        ]
+        rows = [[_number_or_nan(value) for value in row] for row in state["past"]]
         if any(len(row) != 2 for row in rows):
             raise ValueError("outliers are not pairs of loss and gradient norm")
         if rows and len(rows) != self.window:
@@ -130,9 +125,18 @@ def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _number_or_nan(value: Any) -> float:
+    """Check a value from JSON, and replace None by NaN.
+
+    Raises:
+        ValueError: The value is not a finite number.
+    """
+    return math.nan if value is None else number_in({"past": value}, "past")
+
+
 @dataclass(frozen=True)
 class PendingUpdate:
-    """Update since the last check. Its tensors stay on the device and its batch in memory."""
+    """Update that has not been checked yet. Its tensors stay on the device."""
 
     step: int
     lr: float
@@ -167,40 +171,39 @@ class UpdateGuard:
         applied = torch.isfinite(values).all()
         limits = torch.full_like(values, math.nan)
         if self.skip_step is not None:
-            limits = self.skip_step.limits(values)
+            limits = self.skip_step.add(values)
             applied = applied & ((values <= limits) | torch.isnan(limits)).all()
         self._pending.append(PendingUpdate(step, lr, batch, values, limits, applied))
         return applied
 
     def check(self, at: Progress) -> PendingUpdate | None:
-        """Check the updates since the last call, and return the first that must end the run.
+        """Read the decisions since the last call, count skipped updates and warn about each.
 
-        This waits for the device. Pass the returned update to `error`.
+        This waits for the device.
+
+        Returns:
+            The first update that must end the run, if there is one. Pass it to `record_error`.
 
         Raises:
             NonFiniteError: float16 overflows at every loss scale.
         """
         pending = self._pending
         self._pending = []
-        applied: list[bool] = []
+        decisions: list[bool] = []
         if pending:
-            applied = torch.stack([update.applied for update in pending]).tolist()
+            decisions = torch.stack([update.applied for update in pending]).tolist()
 
-        for update, was_applied in zip(pending, applied, strict=True):
+        for update, was_applied in zip(pending, decisions, strict=True):
             if was_applied:
                 if self.skip_step is not None:
                     self.skip_step.in_a_row = 0
+            elif self._is_scale_overflow(update):
                 continue
-            loss, norm = update.values.tolist()
-            if (
-                self.runtime.scaler is not None
-                and math.isfinite(loss)
-                and not math.isfinite(norm)
-            ):
-                continue  # the loss scaler has skipped it
-            if self.skip_step is None:
+            elif self.skip_step is None:
                 return update
-            self.callbacks.on_warning(at, self._record_skipped(self.skip_step, update))
+            else:
+                warning = self._record_skipped(self.skip_step, update)
+                self.callbacks.on_warning(at, warning)
 
         if self.runtime.scale_is_hopeless:
             raise NonFiniteError(
@@ -209,62 +212,61 @@ class UpdateGuard:
             )
         return None
 
-    def error(
+    def _is_scale_overflow(self, update: PendingUpdate) -> bool:
+        """Check whether the loss scaler skipped the update to lower its scale, which is normal."""
+        loss, norm = update.values.tolist()
+        has_scaler = self.runtime.scaler is not None
+        return has_scaler and math.isfinite(loss) and not math.isfinite(norm)
+
+    def record_error(
         self,
         update: PendingUpdate,
         origin: NonFiniteOrigin | None,
         *,
         traced: bool = True,
     ) -> NonFiniteError:
-        """Build the error that ends the run, and record it in `non_finite.json`.
+        """Record an update that ends the run in `non_finite.json`, and return the error to raise.
+
+        All ranks must call it.
 
         Args:
             update: The update that is not finite.
             origin: The first value that is not finite on this rank.
             traced: False if memory was too small to look for the origin.
         """
-        rank_share = {
-            "rows": update.batch.example_ids,
-            "origin": asdict(origin) if origin is not None else None,
-            "traced": traced,
-        }
-        shares = self.runtime.ranks.all_gather(rank_share)
-        rows = [row for share in shares for row in share["rows"]]
-        origins = [share["origin"] for share in shares if share["origin"]]
-        first_origin = origins[0] if origins else None
+        ranks = self.runtime.ranks
+        rows = [
+            row for part in ranks.all_gather(update.batch.example_ids) for row in part
+        ]
+        origins: list[NonFiniteOrigin | None] = ranks.all_gather(origin)
+        first_origin = next(filter(None, origins), None)
+        were_traced = all(ranks.all_gather(traced))
 
-        loss, norm = update.values.tolist()
-        path = self._write(
-            NON_FINITE_FILE,
-            {
-                "step": update.step,
-                "loss": repr(loss),  # JSON does not have NaN
-                "grad_norm": repr(norm),
-                "lr": update.lr,
-                "first_non_finite": first_origin["where"] if first_origin else None,
-                "first_example_ids": first_origin["example_ids"]
-                if first_origin
-                else None,
-                "example_ids": rows,
-            },
-        )
-
+        cause = "Every value was finite when the update was computed again."
+        where = origin_ids = None
         if first_origin is not None:
-            cause = f"First not finite: {first_origin['where']}"
-            origin_ids = first_origin["example_ids"]
-            if origin_ids:
-                cause += f", in examples {_list_ids(origin_ids)}"
-            cause += "."
-        elif all(share["traced"] for share in shares):
-            cause = "Computed again, every value is finite."
-        else:
+            where, origin_ids = first_origin.where, first_origin.example_ids
+            examples = f", in examples {_list_ids(origin_ids)}" if origin_ids else ""
+            cause = f"First not finite: {where}{examples}."
+        elif not were_traced:
             cause = "Memory ran out when the update was computed again, so its origin is unknown."
 
+        loss, norm = update.values.tolist()
+        record = {
+            "step": update.step,
+            "loss": repr(loss),  # JSON does not have NaN
+            "grad_norm": repr(norm),
+            "lr": update.lr,
+            "first_non_finite": where,
+            "first_example_ids": origin_ids,
+            "example_ids": rows,
+        }
+        path = self._write(NON_FINITE_FILE, record)
         ids = [i for row in rows for i in row]
-        record = f" (all in {path})" if path else ""
+        all_ids_in = f" (all in {path})" if path else ""
         return NonFiniteError(
             f"Step {update.step} has loss {loss:g} and gradient norm {norm:g} at learning rate "
-            f"{update.lr:.3g}, over {len(ids)} examples: {_list_ids(ids)}{record}. {cause} The "
+            f"{update.lr:.3g}, over {len(ids)} examples: {_list_ids(ids)}{all_ids_in}. {cause} The "
             "update was not applied, and the last checkpoint is unchanged. Lower optim.peak_lr or "
             "lengthen optim.warmup. If train.precision is fp16, use bf16. If the error returns at "
             "the same step, check these examples."
@@ -283,8 +285,8 @@ class UpdateGuard:
             and self.in_a_row >= self.skip_step.roll_back_after
         )
 
-    def roll_back(self, step: int, to_step: int | None) -> str:
-        """Note that the run returns to the checkpoint of `to_step`, and describe it.
+    def record_rollback(self, step: int, to_step: int | None) -> str:
+        """Record that the run returns to the checkpoint of `to_step`, and describe the rollback.
 
         Raises:
             NonFiniteError: `to_step` is None, or the run has rolled back within the last window.
@@ -293,26 +295,27 @@ class UpdateGuard:
         assert skip_step is not None
         n_skipped = skip_step.in_a_row
         previous = skip_step.rolled_back_at
+        obstacle = ""
         if to_step is None:
-            reason = "there is no checkpoint to go back to"
+            obstacle = "there is no checkpoint to go back to"
         elif previous is not None and step - previous <= skip_step.window:
-            reason = f"the run already went back to a checkpoint at step {previous}"
-        else:
-            skip_step.rolled_back_at = step
-            skip_step.in_a_row = 0
-            return (
-                f"{n_skipped} updates in a row were outliers: the run continues with the weights "
-                f"of step {to_step} and skips the examples since then"
-            )
+            obstacle = f"the run already went back to a checkpoint at step {previous}"
 
-        record = ""
-        if self.run_folder is not None:
-            record = f" Their examples are in {self.run_folder / SKIPPED_FILE}."
-        raise NonFiniteError(
-            f"By step {step}, {n_skipped} updates in a row were outliers or not finite, and "
-            f"{reason}. These updates were not applied, and the last checkpoint is unchanged."
-            f"{record} Lower optim.peak_lr or lengthen optim.warmup. If the new level of the loss "
-            "is right, raise optim.outliers.sigma."
+        if obstacle:
+            examples = ""
+            if self.run_folder is not None:
+                examples = f" Their examples are in {self.run_folder / SKIPPED_FILE}."
+            raise NonFiniteError(
+                f"By step {step}, {n_skipped} updates in a row were outliers or not finite, and "
+                f"{obstacle}. These updates were not applied, and the last checkpoint is unchanged."
+                f"{examples} Lower optim.peak_lr or lengthen optim.warmup. If the new level of the "
+                "loss is right, raise optim.outliers.sigma."
+            )
+        skip_step.rolled_back_at = step
+        skip_step.in_a_row = 0
+        return (
+            f"{n_skipped} updates in a row were outliers: the run continues with the weights "
+            f"of step {to_step} and skips the examples since then"
         )
 
     @property
@@ -321,11 +324,11 @@ class UpdateGuard:
         return self.skip_step.skipped if self.skip_step is not None else 0
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the statistics of outliers, or None without `skip_step`."""
+        """Return the state of `skip_step`, or None without it."""
         return self.skip_step.state_dict() if self.skip_step is not None else None
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the result of `state_dict`. Without a state the statistics start empty."""
+        """Restore the result of `state_dict`. Without a state the window starts empty."""
         if self.skip_step is not None and state:
             self.skip_step.load_state_dict(state)
 
@@ -345,17 +348,21 @@ class UpdateGuard:
         record = {"step": update.step, "loss": repr(loss), "grad_norm": repr(norm)}
         self._write(SKIPPED_FILE, record | {"limits": limits, "example_ids": ids})
 
-        reason = f"the limits are {loss_limit:.4g} and {norm_limit:.4g}"
+        rule = f"the limits are {loss_limit:.4g} and {norm_limit:.4g}"
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            reason = "both must be finite"
+            rule = "both must be finite"
         return (
             f"update {update.step} is not applied: loss {loss:.4g} and gradient norm {norm:.4g}; "
-            f"{reason} (optim.outliers). Skipped so far: {skip_step.skipped}, {skip_step.in_a_row} "
+            f"{rule} (optim.outliers). Skipped so far: {skip_step.skipped}, {skip_step.in_a_row} "
             f"in a row. Its examples: {_list_ids(ids)}"
         )
 
     def _write(self, name: str, record: Mapping[str, Any]) -> Path | None:
-        """Write `record` on the main rank, and return the file. Append to a `.jsonl` file."""
+        """Write `record` as JSON on the main rank. A `.jsonl` file is appended to.
+
+        Returns:
+            The path of the file, or None if this rank writes no file or the disk is full.
+        """
         if self.run_folder is None or not self.runtime.ranks.is_main:
             return None
         path = self.run_folder / name

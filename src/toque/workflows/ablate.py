@@ -1,8 +1,8 @@
-"""Ablation: the value of each improvement, from runs with and without it.
+"""Ablation: the effect of each improvement, from runs with and without it.
 
 Each improvement is removed from a run that has all of them, and added to a run without any. Both
 runs of a pair have the same seed, so that the seed does not contribute to their difference. Each
-run has its own process, forked from a server that has already imported torch. So a run starts in
+run has its own process. A server that has already imported torch forks it, so a run starts in
 tenths of a second instead of seconds.
 """
 
@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -23,13 +23,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from toque.config import Resolved, config_sha256, load_config, resolved_yaml
+from toque.config import Resolved, RunConfig, config_sha256, load_config, resolved_yaml
 from toque.config.user_code import HEADER, refuse_foreign_code
 from toque.data.store.store_manifest import read_manifest
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.bootstrap import paired
 from toque.reporter import SILENT, Reporter
-from toque.reports.page import Grid, aligned
+from toque.reports.page import Grid, format_columns
 from toque.storage.atomic import atomic_write
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
@@ -39,15 +39,35 @@ from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.prepare import prepare
 from toque.workflows.results import TrainedRun
 
-SHOWN: Final = (
-    ("loss", "held-out loss", 4, 1.0),
-    ("recipe_score", "recipe score", 3, 1.0),
-    ("ingredient_coverage", "coverage", 3, 1.0),
-    ("rougeL", "ROUGE-L", 3, 1.0),
-    ("training_seconds", "seconds", 1, 1.0),
-    ("peak_bytes", "peak MB", 0, 1e6),
+
+class Column(NamedTuple):
+    """Column of the table of differences."""
+
+    measure: str
+    heading: str
+    decimals: int
+    unit: float = 1.0
+    """Amount of the measure that the table displays as 1."""
+
+    def format_difference(self, difference: Mapping[str, Any] | None) -> str:
+        """Format a difference with its interval. A star marks an interval without zero."""
+        if difference is None:
+            return "-"
+        text = f"{difference['mean'] / self.unit:+.{self.decimals}f}"
+        if difference["low"] is not None:
+            low, high = difference["low"] / self.unit, difference["high"] / self.unit
+            text += f" ({low:.{self.decimals}f}..{high:.{self.decimals}f})"
+        return text + ("*" if difference["decided"] else " ")
+
+
+COLUMNS: Final = (
+    Column("loss", "held-out loss", 4),
+    Column("recipe_score", "recipe score", 3),
+    Column("ingredient_coverage", "coverage", 3),
+    Column("rougeL", "ROUGE-L", 3),
+    Column("training_seconds", "seconds", 1),
+    Column("peak_bytes", "peak MB", 0, 1e6),
 )
-"""Measure, heading, number of decimals and unit of each column."""
 _QUIET: Final = (
     "observe.webhook=null",
     "observe.trackers=[]",
@@ -59,8 +79,8 @@ _LOCK: Final = ".ablate.lock"
 _METHOD: Final = (
     "A difference is the value with the improvement minus the value without it, for runs of the "
     "same seed: the mean and the 95 % interval of Student's t. A star marks an interval without "
-    "zero. One of twenty intervals misses by chance, so a single star among many is weak evidence. "
-    "Seconds are those of training alone. Memory is the peak of the process."
+    "zero. One of twenty intervals misses the true difference by chance, so a single star among "
+    "many is weak evidence. Seconds are the training time alone. Memory is the peak of the process."
 )
 
 
@@ -77,9 +97,14 @@ class Improvement(NamedTuple):
     only: str = ""
     """The only value of the setting that counts as on; "" for any value."""
 
+    def is_on(self, config: RunConfig) -> bool:
+        """Return whether a configuration has the improvement."""
+        value = attrgetter(self.setting)(config)
+        return value == self.only if self.only else value not in (None, 0.0)
+
 
 _STAGES: Final = 'curriculum={stages: [{from: "0 %"}, {from: "33 %"}, {from: "67 %"}]}'
-"""Stages for a configuration without a curriculum. Several improvements set their limits."""
+"""Stages for a configuration without a curriculum. Several improvements set its limits."""
 _DIFFICULTY: Final = [
     f"curriculum.stages.{n}.max_difficulty={level}"
     for n, level in enumerate(("easy", "medium"))
@@ -112,7 +137,7 @@ IMPROVEMENTS: Final = (
     ),
     Improvement("other wordings", "augmentation", (*_WORDINGS,)),
 )
-"""Packing is missing because it does not change the arithmetic."""
+"""Packing is not an improvement here, because it does not change the results."""
 
 
 @dataclass(frozen=True)
@@ -132,23 +157,23 @@ class AblationPlan:
 
     improvements: tuple[str, ...]
     left_out: Mapping[str, str]
-    """Reason why each other improvement does not fit the configuration."""
+    """Improvements that do not fit the configuration, each with the reason."""
     variants: tuple[Variant, ...]
 
     @property
     def runs(self) -> dict[str, Variant]:
-        """Each run once, by its key."""
+        """The variants to train, by key. Variants with equal settings share a run."""
         return {variant.key: variant for variant in self.variants}
 
     def for_store(self, fingerprint: str) -> AblationPlan:
-        """Return the plan with keys that depend on the store."""
+        """Return the plan with keys that also identify the store."""
         variants = (
             replace(v, key=f"{v.key}-{fingerprint[:12]}") for v in self.variants
         )
         return replace(self, variants=tuple(variants))
 
     def keys(self, name: str) -> list[str]:
-        """Return the keys of the variant `name`, one per seed."""
+        """Return the keys of the variants called `name`, one per seed."""
         return [variant.key for variant in self.variants if variant.name == name]
 
 
@@ -164,12 +189,12 @@ class Result:
     """Last line of the log of a run that failed."""
 
     def measure(self, name: str) -> float | None:
-        """Return a measure of `SHOWN`, or None if the run failed or did not measure it."""
+        """Return a measure of `COLUMNS`, or None if the run failed or did not record it."""
         if self.code:
             return None
-        return (
-            float(self.peak_bytes) if name == "peak_bytes" else self.measures.get(name)
-        )
+        if name == "peak_bytes":
+            return float(self.peak_bytes)
+        return self.measures.get(name)
 
     def __str__(self) -> str:
         """Return the outcome in one line."""
@@ -184,13 +209,13 @@ class Ablation:
     """Outcome of an ablation."""
 
     json: Path
-    """File with all numbers."""
+    """File with all results."""
     record: Mapping[str, Any]
-    """Content of `json`. `effects` has the differences by improvement, comparison and measure."""
+    """Content of `json`. Its `effects` are differences by improvement, comparison and measure."""
 
     def __str__(self) -> str:
         """Return the table of differences."""
-        table = aligned(_effects_table(self.record))
+        table = format_columns(_effects_table(self.record))
         names = self.record["failed"]
         failures = [f"failed: {name} (its log is in the folder logs)" for name in names]
         return "\n".join(
@@ -208,15 +233,15 @@ def ablate(
     trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> Ablation:
-    """Measure what each improvement is worth on your data: on and off, over several seeds.
+    """Measure the effect of each improvement on your data: on and off, over several seeds.
 
     Args:
         config: A configuration, as for `configure`.
         overrides: Settings of all runs, as "section.field=value".
         seeds: Number of runs per combination.
         steps: Updates per run. None: the length in the configuration.
-        out: Folder of the runs and results. Completed runs in it are not repeated if their settings
-            and their store are the same.
+        out: Folder of the runs and results. A completed run in it is not repeated if its settings
+            and its store are the same.
         trust_code: Import the metrics and callbacks that a run's config.yaml names.
         reporter: Receives the result of each run.
 
@@ -241,21 +266,12 @@ def ablate(
     if settings.data.sources:
         prepare(settings)
     plan = plan.for_store(read_manifest(Path(settings.data.store)).fingerprint)
-    runs = plan.runs
-    results: dict[str, Result] = {}
     with _lock_folder(out):
-        for i, (key, variant) in enumerate(runs.items(), start=1):
-            result = _read_result(out, key)
-            if result is None:
-                result = _run(config_file, variant, out, trust_code=trust_code)
-            results[key] = result
-            reporter.line(
-                f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {result}"
-            )
-        record = summary(plan, results) | {
-            "config": config_file,
-            "overrides": all_overrides,
-        }
+        results = _train_variants(
+            config_file, plan, out, reporter, trust_code=trust_code
+        )
+        inputs = {"config": config_file, "overrides": all_overrides}
+        record = summarise(plan, results) | inputs
         file = out / "ablation.json"
         atomic_write(file, json.dumps(record, indent=1).encode())
     return Ablation(file, record)
@@ -285,17 +301,18 @@ def _write_config(
     Raises:
         ConfigError: The configuration names code that the user did not trust.
     """
-    if isinstance(config, str | Path):
-        settings = load_config(config, overrides).config
-    else:
-        settings = configure(config)
+    name = str(config) if isinstance(config, str | Path) else None
+    settings = (
+        configure(config) if name is None else load_config(name, overrides).config
+    )
     if not trust_code:
         refuse_foreign_code(settings.foreign_code)
-    if isinstance(config, str | Path):
-        return str(config)
+    if name is not None:
+        return name
     out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(settings)).encode())
-    return str(out / "ablation.yaml")
+    file = out / "ablation.yaml"
+    atomic_write(file, resolved_yaml(with_origins(settings)).encode())
+    return str(file)
 
 
 def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> AblationPlan:
@@ -315,25 +332,46 @@ def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> Ablat
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise ConfigError(f"None of the improvements fits {config}: {reasons}")
 
-    first = load_config(config, common).config.seed
+    first_seed = load_config(config, common).config.seed
+    combinations = _list_combinations([*switches])
     variants = []
-    for seed in range(first, first + seeds):
-        for base, change in (("on", "off"), ("off", "on")):
-            for changed in ("", *switches):
-                # Improvements may share an override, such as the stages. It comes only once.
-                words = dict.fromkeys(
-                    word
-                    for name, (on, off) in switches.items()
-                    for word in (on if (base == "on") != (name == changed) else off)
-                )
-                variant_overrides = (*common, f"seed={seed}", *words)
-                name = f"all {base}, {changed} {change}" if changed else f"all {base}"
-                settings = load_config(
-                    config, [*variant_overrides, "run_dir=run"]
-                ).config
-                key = config_sha256(settings)[:16]
-                variants.append(Variant(name, seed, variant_overrides, key))
+    for seed in range(first_seed, first_seed + seeds):
+        for name, enabled in combinations.items():
+            switched = _switch_overrides(switches, enabled)
+            variant_overrides = (*common, f"seed={seed}", *switched)
+            key = _hash_settings(config, variant_overrides)
+            variants.append(Variant(name, seed, variant_overrides, key))
     return AblationPlan(tuple(switches), left_out, tuple(variants))
+
+
+def _list_combinations(improvements: Sequence[str]) -> dict[str, set[str]]:
+    """Return the enabled improvements of each variant, by the variant's name."""
+    everything = set(improvements)
+    combinations = {"all on": everything}
+    for name in improvements:
+        combinations[f"all on, {name} off"] = everything - {name}
+    combinations["all off"] = set()
+    for name in improvements:
+        combinations[f"all off, {name} on"] = {name}
+    return combinations
+
+
+def _switch_overrides(
+    switches: Mapping[str, Switch], enabled: Collection[str]
+) -> list[str]:
+    """Return the overrides that switch on the `enabled` improvements, and switch off the rest."""
+    # Improvements may share an override, such as the stages. A second one would replace the
+    # settings that the overrides in between have changed.
+    overrides: dict[str, None] = {}
+    for name, switch in switches.items():
+        overrides |= dict.fromkeys(switch.on if name in enabled else switch.off)
+    return [*overrides]
+
+
+def _hash_settings(config: str, overrides: Sequence[str]) -> str:
+    """Hash a variant's settings, apart from its run folder."""
+    settings = load_config(config, [*overrides, "run_dir=run"]).config
+    return config_sha256(settings)[:16]
 
 
 class Switch(NamedTuple):
@@ -346,29 +384,28 @@ class Switch(NamedTuple):
 def _find_switches(
     config: str, overrides: Sequence[str]
 ) -> tuple[dict[str, Switch], dict[str, str]]:
-    """Return the switches of improvements that fit, and the reasons against the remaining ones."""
+    """Return the switches of improvements that fit, and the reasons against the rest."""
     base = load_config(config, overrides).config
     switches: dict[str, Switch] = {}
     left_out: dict[str, str] = {}
     switched_by: dict[str, str] = {}
-    for name, setting, on, off, only in IMPROVEMENTS:
-        value = attrgetter(setting)(base)
-        is_on = value == only if only else value not in (None, 0.0)
-        if is_on and setting in switched_by:
+    for improvement in IMPROVEMENTS:
+        name, setting = improvement.name, improvement.setting
+        if not improvement.is_on(base):
+            try:
+                load_config(config, [*overrides, *improvement.on])
+            except ConfigError as error:
+                left_out[name] = str(error)
+            else:
+                switches[name] = Switch(improvement.on, ())
+        elif setting in switched_by:
             left_out[name] = (
                 f"the configuration already sets `{setting}`, which {switched_by[setting]} "
                 "switches on and off."
             )
-        elif is_on:
-            switched_by[setting] = name
-            switches[name] = Switch((), off or (f"{setting}=null",))
         else:
-            try:
-                load_config(config, [*overrides, *on])
-            except ConfigError as error:
-                left_out[name] = str(error)
-            else:
-                switches[name] = Switch(on, ())
+            switched_by[setting] = name
+            switches[name] = Switch((), improvement.off or (f"{setting}=null",))
     return switches, left_out
 
 
@@ -384,50 +421,78 @@ def _lock_folder(out: Path) -> AbstractContextManager[object]:
     return file_lock(out / _LOCK, refuse)
 
 
-def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Result:
+def _train_variants(
+    config: str, plan: AblationPlan, out: Path, reporter: Reporter, *, trust_code: bool
+) -> dict[str, Result]:
+    """Return the result of every run. Train each run without a result, and report all."""
+    results: dict[str, Result] = {}
+    runs = plan.runs
+    for number, (key, variant) in enumerate(runs.items(), start=1):
+        result = _read_result(out, key)
+        if result is None:
+            result = _train_variant(config, variant, out, trust_code=trust_code)
+        results[key] = result
+        reporter.line(
+            f"{number}/{len(runs)}  seed {variant.seed}  {variant.name}: {result}"
+        )
+    return results
+
+
+def _train_variant(
+    config: str, variant: Variant, out: Path, *, trust_code: bool
+) -> Result:
     """Train in a child process, to measure its memory and to survive its failure."""
     key = variant.key
     for name in ("runs", "logs", "results"):
         (out / name).mkdir(parents=True, exist_ok=True)
-
     log = out / "logs" / f"{key}.txt"
-    words = [*variant.overrides, f"run_dir={out / 'runs' / key}"]
-    resolved = load_config(config, words, trust_code=trust_code or None)
+    overrides = [*variant.overrides, f"run_dir={out / 'runs' / key}"]
+    resolved = load_config(config, overrides, trust_code=trust_code or None)
 
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(["toque.workflows.training_child"])
-    child = processes.Process(
-        target=_train, args=(resolved, out, key, log, dict(os.environ))
-    )
-    child.start()
-
+    child = _start_child(resolved, out, key, log)
     with _forward_signals(child) as signals:
         try:
             child.join()
-        except (
-            KeyboardInterrupt
-        ):  # the terminal sent the child the same signal, so it saves
+        except KeyboardInterrupt:
+            # The terminal sends Ctrl-C to the child too, so the child saves.
             child.join()
             raise
-
     if signals or child.exitcode == Interrupted.exit_code:
         raise Interrupted(
             f"A signal stopped a run of the ablation. {out} has all completed runs and the last "
             "checkpoint. The same command continues."
         )
 
-    if child.exitcode == 0 and (result := _read_result(out, key)) is not None:
+    result = _read_result(out, key) if child.exitcode == 0 else None
+    if result is not None:
         return result
+    return Result(key, child.exitcode or 1, {}, 0, _last_line(log))
 
-    last_line = ""
-    if log.exists() and (lines := log.read_text(errors="replace").strip().splitlines()):
-        last_line = lines[-1]
-    return Result(key, child.exitcode or 1, {}, 0, last_line)
+
+def _start_child(resolved: Resolved, out: Path, key: str, log: Path) -> BaseProcess:
+    """Start the training of a run in a child of a server that has imported torch."""
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(["toque.workflows.training_child"])
+    # The server keeps the environment of its start, so the child receives the current one.
+    environment = dict(os.environ)
+    child = processes.Process(
+        target=_train_and_record, args=(resolved, out, key, log, environment)
+    )
+    child.start()
+    return child
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log, or "" for an empty or missing log."""
+    if not log.exists():
+        return ""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 @contextmanager
 def _forward_signals(child: BaseProcess) -> Iterator[list[int]]:
-    """Forward signals to stop to the child, which then saves. Yield the signals so far."""
+    """Forward SIGTERM and SIGHUP to the child, which then saves. Yield the signals so far."""
     signals: list[int] = []
     # A signal to the process group reaches the child twice, and a second SIGTERM would stop it
     # without a save. A run never counts SIGHUP as a second request, so the child gets that first.
@@ -440,110 +505,131 @@ def _forward_signals(child: BaseProcess) -> Iterator[list[int]]:
         signals.append(number)
 
     handlers: dict[int, Any] = {}
+    # Python sets signal handlers only in the main thread.
     if threading.current_thread() is threading.main_thread():
-        numbers = (
-            (signal.SIGTERM,) if ignores_hangup else (signal.SIGTERM, signal.SIGHUP)
-        )
+        numbers = [signal.SIGTERM]
+        if not ignores_hangup:
+            numbers.append(signal.SIGHUP)
         handlers = {number: signal.signal(number, forward) for number in numbers}
     try:
         yield signals
     finally:
         for number, handler in handlers.items():
+            # None is a handler that was not set from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _train(
+def _train_and_record(
     resolved: Resolved, out: Path, key: str, log: Path, environment: Mapping[str, str]
 ) -> None:
-    """Train with output in `log`, and write the result if training succeeds."""
+    """Train with output in `log`, write the result if training succeeds, and exit."""
     from toque.workflows.training_child import train_in_child
 
     os.environ.update(environment)
-    file = open_append(log)
+    log_descriptor = open_append(log)
     for standard_stream in (1, 2):
-        os.dup2(file, standard_stream)
+        os.dup2(log_descriptor, standard_stream)
     code = train_in_child(resolved, log)
     if code == 0:
-        run = TrainedRun(Path(resolved.config.run_dir), 0, "finished")
-        measures = {
-            name: float(value)
-            for name, value in run.metrics.items()
-            if value is not None
-        }
-        for event in run.history:
-            if event["event"] == "end":
-                measures["training_seconds"] = float(event["training_seconds"])
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak_bytes = peak if sys.platform == "darwin" else 1024 * peak
-        result = Result(key, 0, measures, peak_bytes)
-        atomic_write(
-            out / "results" / f"{key}.json", json.dumps(asdict(result)).encode()
-        )
+        measures = _read_measures(Path(resolved.config.run_dir))
+        result = Result(key, 0, measures, _peak_memory_bytes())
+        atomic_write(_result_file(out, key), json.dumps(asdict(result)).encode())
     sys.exit(code)
+
+
+def _read_measures(folder: Path) -> dict[str, float]:
+    """Read the final scores and the training time of a run."""
+    run = TrainedRun(folder, 0, "finished")
+    measures = {
+        name: float(value) for name, value in run.metrics.items() if value is not None
+    }
+    for event in run.history:
+        if event["event"] == "end":
+            measures["training_seconds"] = float(event["training_seconds"])
+    return measures
+
+
+def _peak_memory_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes
+
+
+def _result_file(out: Path, key: str) -> Path:
+    return out / "results" / f"{key}.json"
 
 
 def _read_result(out: Path, key: str) -> Result | None:
     """Read the result of a completed run. A failed run is repeated, so it leaves no result."""
     try:
-        return Result(**json.loads((out / "results" / f"{key}.json").read_text()))
+        return Result(**json.loads(_result_file(out, key).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]:
-    """Return the differences with their intervals, and the results of all runs, as JSON."""
-
-    def values(name: str, measure: str) -> list[float | None]:
-        return [results[key].measure(measure) for key in plan.keys(name)]
-
-    effects: dict[str, dict[str, dict[str, Any]]] = {}
-    for improvement in plan.improvements:
-        pairs = {
-            "taken from all on": ("all on", f"all on, {improvement} off"),
-            "added to all off": (f"all off, {improvement} on", "all off"),
-        }
-        effects[improvement] = {}
-        for comparison, (with_it, without_it) in pairs.items():
-            differences = effects[improvement][comparison] = {}
-            for measure, *_ in SHOWN:
-                estimate = paired(values(with_it, measure), values(without_it, measure))
-                if estimate is not None:
-                    differences[measure] = asdict(estimate) | {
-                        "decided": estimate.decided
-                    }
+def summarise(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]:
+    """Return the effects of all improvements, and the results of all runs, as JSON."""
+    variants = plan.variants
+    runs = [
+        {"name": v.name, "seed": v.seed, **asdict(results[v.key])} for v in variants
+    ]
+    failed = {v.name for v in variants if results[v.key].code != 0}
     return {
         "toque": __version__,
-        "seeds": sorted({v.seed for v in plan.variants}),
-        "effects": effects,
+        "seeds": sorted({v.seed for v in variants}),
+        "effects": {
+            improvement: _estimate_effects(improvement, plan, results)
+            for improvement in plan.improvements
+        },
         "left_out": dict(plan.left_out),
-        "runs": [
-            {"name": v.name, "seed": v.seed, **asdict(results[v.key])}
-            for v in plan.variants
-        ],
-        "failed": sorted({v.name for v in plan.variants if results[v.key].code != 0}),
+        "runs": runs,
+        "failed": sorted(failed),
         "method": _METHOD,
     }
 
 
-def _effects_table(record: Mapping[str, Any]) -> Grid:
-    def format_cell(
-        difference: Mapping[str, Any] | None, digits: int, unit: float
-    ) -> str:
-        if difference is None:
-            return "-"
-        text = f"{difference['mean'] / unit:+.{digits}f}"
-        if difference["low"] is not None:
-            low, high = difference["low"] / unit, difference["high"] / unit
-            text += f" ({low:.{digits}f}..{high:.{digits}f})"
-        return text + ("*" if difference["decided"] else " ")
+def _estimate_effects(
+    improvement: str, plan: AblationPlan, results: Mapping[str, Result]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Estimate the differences that an improvement makes, by comparison and measure."""
+    comparisons = {
+        "taken from all on": ("all on", f"all on, {improvement} off"),
+        "added to all off": (f"all off, {improvement} on", "all off"),
+    }
+    effects = {}
+    for comparison, (with_it, without_it) in comparisons.items():
+        with_results = [results[key] for key in plan.keys(with_it)]
+        without_results = [results[key] for key in plan.keys(without_it)]
+        effects[comparison] = _estimate_differences(with_results, without_results)
+    return effects
 
-    heads = ("improvement", "how", *(heading for _, heading, _, _ in SHOWN))
+
+def _estimate_differences(
+    with_results: Sequence[Result], without_results: Sequence[Result]
+) -> dict[str, dict[str, Any]]:
+    """Estimate the difference of each measure over pairs of runs with the same seed.
+
+    A measure that no pair has is left out.
+    """
+    differences = {}
+    for measure in (column.measure for column in COLUMNS):
+        interval = paired(
+            [result.measure(measure) for result in with_results],
+            [result.measure(measure) for result in without_results],
+        )
+        if interval is not None:
+            differences[measure] = asdict(interval) | {"decided": interval.decided}
+    return differences
+
+
+def _effects_table(record: Mapping[str, Any]) -> Grid:
+    """Return the table of differences, with a row per improvement and comparison."""
+    headings = ("improvement", "how", *(column.heading for column in COLUMNS))
     rows = []
-    for name, comparisons in record["effects"].items():
+    for improvement, comparisons in record["effects"].items():
         for comparison, differences in comparisons.items():
             cells = [
-                format_cell(differences.get(m), digits, unit)
-                for m, _, digits, unit in SHOWN
+                column.format_difference(differences.get(column.measure))
+                for column in COLUMNS
             ]
-            rows.append((name, comparison, *cells))
-    return Grid(heads, rows, _METHOD)
+            rows.append((improvement, comparison, *cells))
+    return Grid(headings, rows, _METHOD)

@@ -14,7 +14,7 @@ from toque.cooking.augmentation import Rewriting
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.curriculum import StagedPlan
 from toque.data.loader.epoch_plan import EpochPlan
-from toque.data.prepare.store_plan import named
+from toque.data.prepare.store_plan import join_first
 from toque.data.store.token_store import TokenStore
 from toque.models.flops import parameter_counts
 from toque.reporter import millions
@@ -22,9 +22,13 @@ from toque.training.autotune import Fitted
 from toque.training.bottlenecks import few_updates
 from toque.training.optimisations import choose_attention
 from toque.training.runtime import Runtime
+from toque.training.strategy import PlacedModel
 from toque.units import Cursor
 from toque.version import __version__
 from toque.workflows.run_length import Length
+
+_Line = tuple[str, str]
+"""Label and text of a line."""
 
 
 class Banner(NamedTuple):
@@ -39,95 +43,111 @@ class Banner(NamedTuple):
 def build_banner(
     config: RunConfig,
     store: TokenStore,
-    model: PreTrainedModel,
+    placed: PlacedModel,
     stream: BatchStream,
     runtime: Runtime,
-    strategy: str,
     fitted: Fitted,
     length: Length,
 ) -> Banner:
     """Build the first lines of a session."""
-    ranks = runtime.ranks
     n_rows = stream.at(Cursor()).batch.n_rows
-    sharing = []
-    if ranks.is_distributed:
-        library = "nccl" if runtime.device.type == "cuda" else "gloo"
-        text = (
-            f"{ranks.world_size} ranks over {library} share each update by {strategy}, about "
-            f"{n_rows} of its rows each"
-        )
-        sharing = [("ranks", text)]
-
-    splits, tokens = store.manifest.splits, store.manifest.tokens
-    examples = (
-        f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
-        f"{tokens.prompt + tokens.target:,} tokens"
-    )
-    shape = stream.layout.shape
-    row = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
-    batch = f"{config.train.batch} per update"
-    # A batch in tokens has only complete rows, which may contain far fewer tokens.
-    update_rows = _stages(stream)[0].update_rows
-    if update_rows is not None:
-        batch += f": {_count(update_rows, 'row')} of {row}"
-    n_micro_batches = math.ceil(n_rows / fitted.resources.micro_batch_rows)
-    plural = "es" if n_micro_batches > 1 else ""
-    accumulation = f"{n_micro_batches} micro-batch{plural} in the first update"
-
-    length_text, *warnings = _describe_length(config, stream, length)
-    lines_of_length = [
-        ("length", length_text),
-        *(("warning", line) for line in warnings),
-    ]
-    model_text = _describe_model(config, model)
+    model_text = _describe_model(config, placed.model)
+    examples = _describe_examples(store)
     dropped = _describe_dropped(store)
+    row = _describe_row(stream)
+    batch = _describe_batch(config, stream, row)
+    n_micro_batches = math.ceil(n_rows / fitted.resources.micro_batch_rows)
+    accumulation = f"{_count(n_micro_batches, 'micro-batch', 'es')} in the first update"
     compiled = "compiled" if fitted.resources.compile else "not compiled"
     uploads = config.checkpoint.upload or "none"
-    attention = choose_attention(model, runtime)
-    is_gpu = runtime.device.type == "cuda"
-    device = (
-        torch.cuda.get_device_name() if is_gpu else f"{torch.get_num_threads()} threads"
-    )
+    length_lines = _describe_length(config, stream, length)
+    ranks_lines = _describe_ranks(runtime, placed.sharing.strategy, n_rows)
+
+    attention = choose_attention(placed.model, runtime)
+    attention_parts = filter(None, (attention.name, attention.blocks))
     for_log = [
         ("model", model_text),
         ("data", f"{examples}; rows of {row} tokens"),
         ("dropped", dropped),
         *(("", line) for line in _describe_order(config, store, stream)),
-        *lines_of_length,
-        *sharing,
+        *length_lines,
+        *ranks_lines,
         ("batch", f"{batch}, over all micro-batches and ranks"),
         ("accumulation", f"{accumulation}; {fitted.line}"),
         ("precision", f"{runtime.precision} on {runtime.device}"),
-        ("attention", ", ".join(filter(None, (attention.name, attention.blocks)))),
+        ("attention", ", ".join(attention_parts)),
         ("compile", compiled),
         ("uploads", uploads),
         ("run folder", config.run_dir),
     ]
+
     paths = [source.path for source in config.data.sources]
-    sources = named(paths) if paths else config.data.store
+    sources = join_first(paths) if paths else config.data.store
+    device = f"{runtime.device} ({_describe_device(runtime)})"
     for_console = [
         ("data", f"{sources}: {examples}; {dropped}"),
-        *lines_of_length,
-        *sharing,
+        *length_lines,
+        *ranks_lines,
         ("batch", f"{batch}, {accumulation}, {runtime.precision}, {compiled}"),
-        (
-            "run folder",
-            f"{config.run_dir}, on {runtime.device} ({device}); uploads: {uploads}",
-        ),
+        ("run folder", f"{config.run_dir}, on {device}; uploads: {uploads}"),
     ]
     title = f"toque {__version__}"
-    return Banner(_join(f"{title}: {model_text}", for_console), _join(title, for_log))
+    short = _join(f"{title}: {model_text}", for_console)
+    return Banner(short, _join(title, for_log))
 
 
-def _join(title: str, lines: Sequence[tuple[str, str]]) -> str:
-    return "\n".join([title, *(f"  {name:14}{text}" for name, text in lines)])
+def _join(title: str, lines: Sequence[_Line]) -> str:
+    """Join the lines below their title, with the labels in one column."""
+    return "\n".join([title, *(f"  {label:14}{text}" for label, text in lines)])
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+def _count(n: int, noun: str, plural: str = "s") -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}{plural}"
+
+
+def _describe_examples(store: TokenStore) -> str:
+    splits, tokens = store.manifest.splits, store.manifest.tokens
+    return (
+        f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
+        f"{tokens.prompt + tokens.target:,} tokens"
+    )
+
+
+def _describe_row(stream: BatchStream) -> str:
+    """Return the length of a row in tokens, for an encoder-decoder as "source + target"."""
+    shape = stream.layout.shape
+    return f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
+
+
+def _describe_batch(config: RunConfig, stream: BatchStream, row: str) -> str:
+    """Describe the batch size. A batch in tokens has only complete rows, so it may be smaller."""
+    text = f"{config.train.batch} per update"
+    update_rows = _stages(stream)[0].update_rows
+    if update_rows is None:
+        return text
+    return f"{text}: {_count(update_rows, 'row')} of {row}"
+
+
+def _describe_ranks(runtime: Runtime, strategy: str, n_rows: int) -> list[_Line]:
+    """Describe the ranks, each with `n_rows` rows of the first update. No line for one rank."""
+    if not runtime.ranks.is_distributed:
+        return []
+    library = "nccl" if runtime.device.type == "cuda" else "gloo"
+    text = (
+        f"{runtime.ranks.world_size} ranks over {library} share each update by {strategy}, about "
+        f"{n_rows} of its rows each"
+    )
+    return [("ranks", text)]
+
+
+def _describe_device(runtime: Runtime) -> str:
+    if runtime.device.type == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{torch.get_num_threads()} threads"
 
 
 def _describe_model(config: RunConfig, model: PreTrainedModel) -> str:
+    """Describe the model's size, and the size of its adapter."""
     counts = parameter_counts(model)
     text = (
         f"{config.model.family} from {config.model.start_from}, {millions(counts.total)} "
@@ -136,7 +156,7 @@ def _describe_model(config: RunConfig, model: PreTrainedModel) -> str:
     if config.adapter is None:
         return text
     share = counts.trainable / (counts.total - counts.trainable)
-    megabytes = counts.trainable * 4 / 1e6
+    megabytes = counts.trainable * 4 / 1e6  # in float32
     return (
         f"{text}, {config.adapter.kind} adapter of {counts.trainable:,} parameters "
         f"({share:.2%}, {megabytes:,.1f} MB)"
@@ -168,9 +188,9 @@ def _describe_order(
 ) -> list[str]:
     """Describe the mixture, the stages and the augmentation of the examples."""
     mixture = _stages(stream)[0].mixture
-    lines = [mixture.in_words(config.data)] if mixture is not None else []
+    lines = [mixture.describe(config.data)] if mixture is not None else []
     if config.curriculum is not None and isinstance(stream.plan, StagedPlan):
-        lines += stream.plan.in_words(config.curriculum)
+        lines += stream.plan.describe(config.curriculum)
     if config.augmentation is not None:
         rows = store.rows("train")
         has_encoder = stream.layout.shape.source > 0
@@ -181,14 +201,14 @@ def _describe_order(
 
 def _describe_length(
     config: RunConfig, stream: BatchStream, length: Length
-) -> list[str]:
+) -> list[_Line]:
     """Describe the length of training, and warn about very few updates."""
     stop = config.train.stop_after
     text = f"until {stop.in_words()}"
-    steps = stream.totals(stop).get("steps")
-    if not steps or stop.unit == "steps":
-        return [text + length.line]
-    lines = [f"{text}, about {steps:,.0f} steps{length.line}"]
-    if warning := few_updates(steps):
-        lines.append(warning)
+    n_steps = stream.totals(stop).get("steps")
+    if not n_steps or stop.unit == "steps":
+        return [("length", text + length.line)]
+    lines = [("length", f"{text}, about {n_steps:,.0f} steps{length.line}")]
+    if warning := few_updates(n_steps):
+        lines.append(("warning", warning))
     return lines

@@ -1,11 +1,12 @@
-"""Builder of a run. Each object receives its section of the configuration."""
+"""Construction of a run from its configuration and store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -25,8 +26,8 @@ from toque.models.forward.blocks import CompileSeconds
 from toque.models.loading.trainable import ModelToTrain, SpecialTokens, family_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
-from toque.runs.peak import peak_of
-from toque.training.arithmetic import count_flops
+from toque.runs.peak import Peak, peak_of
+from toque.training.arithmetic import Arithmetic, count_flops
 from toque.training.autotune import Fitted, fit_to_machine
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
@@ -63,20 +64,20 @@ from toque.training.strategy import PlacedModel, place_model
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.workflows.banner import Banner, build_banner
-from toque.workflows.model_record import build_record
-from toque.workflows.prompts import encode_sample_prompts
-from toque.workflows.run_folder import is_at_end
+from toque.workflows.run_folder.continuation import is_at_end
 from toque.workflows.run_length import (
     Length,
     find_length,
     predict_time,
     probing_seconds,
 )
+from toque.workflows.trained_model.prompt_format import encode_sample_prompts
+from toque.workflows.trained_model.training_record import build_record
 
 
 @dataclass(frozen=True)
 class Run:
-    """A session of training, ready to begin."""
+    """A training session, ready to begin."""
 
     config: RunConfig
     store: TokenStore
@@ -85,8 +86,26 @@ class Run:
     trainer: Trainer
     evaluator: Evaluator
     scored: Sampler
-    """Sampler of the final texts, which are scored."""
+    """Generator of the final texts, which are scored."""
     banner: Banner
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Parts that the evaluator, the trainer and the observers share."""
+
+    config: RunConfig
+    store: TokenStore
+    runtime: Runtime
+    placed: PlacedModel
+    stream: BatchStream
+    fitted: Fitted
+    reporter: Reporter
+
+    @property
+    def folder(self) -> Path:
+        """Run folder."""
+        return Path(self.config.run_dir)
 
 
 def build_run(
@@ -115,71 +134,81 @@ def build_run(
     Raises:
         ConfigError: A setting does not fit the model or the data.
     """
-    # The model of this rank.
-    train, optim = config.train, config.optim
-    runtime = Runtime.from_settings(train, family_to_train(config.model), ranks)
-    placed = place_model(model_to_train(config, store.codec()), train, optim, runtime)
-    model, sharing = placed.model, placed.sharing
-
-    # Batches, and the number of rows per micro-batch.
-    stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
-    fitted = fit_to_machine(
-        model,
-        stream,
-        runtime,
-        run=Path(config.run_dir),
-        train=train,
-        optim=optim,
-        in_step=sharing.is_sharded,
-        checkpoint=checkpoint,
-        max_seconds=probing_seconds(config, clock),
-        reporter=reporter,
-    )
-
-    # Evaluations. Their time limits the time of training, and a signal interrupts them.
+    parts = _build_parts(config, store, ranks, clock, checkpoint, reporter)
     launched = ranks.is_distributed or is_launched()
     interrupt = Interrupt(silent=not reporter.heard, launched=launched)
-    evaluator = _evaluator(
-        config, store, placed, stream.layout, runtime, interrupt, reporter
+    evaluator = _build_evaluator(parts, interrupt)
+    scored = _build_final_sampler(parts, evaluator)
+
+    # The evaluations are built first, because a time limit must leave time for them.
+    is_over = checkpoint is not None and is_at_end(config, checkpoint)
+    length = find_length(
+        config, store, evaluator, scored, clock, reporter, over=is_over
     )
-    prompts = held_out_prompts(store, config.evaluation.generate, config.data)
-    scored = (
-        build_sampler(config, store, prompts, reporter)
-        if prompts
-        else evaluator.sampler
-    )
-    over = checkpoint is not None and is_at_end(config, checkpoint)
-    length = find_length(config, store, evaluator, scored, clock, reporter, over=over)
     evaluator.limit = length.limit
 
-    # The trainer and its observers, in the order of their calls.
-    trainer = _trainer(
-        config, store, placed, stream, runtime, evaluator, fitted, length
-    )
-    strategy = sharing.strategy
+    trainer = _build_trainer(parts, evaluator, length)
     banner = build_banner(
-        config, store, model, stream, runtime, strategy, fitted, length
+        config, store, parts.placed, parts.stream, parts.runtime, parts.fitted, length
     )
-    run = Run(config, store, model, stream, trainer, evaluator, scored, banner)
-    observers = [
-        interrupt,
-        *_observers(run, fitted, length, watchers, uploads, reporter),
-    ]
+    run = Run(
+        config,
+        store,
+        parts.placed.model,
+        parts.stream,
+        trainer,
+        evaluator,
+        scored,
+        banner,
+    )
+
+    observers = _build_observers(run, parts, length, watchers, uploads)
+    trainer.callbacks.extend([interrupt, *observers])
+    # The limit follows the observers that write at an evaluation, because it counts their time.
     if length.limit is not None:
         length.limit.warn = trainer.callbacks.on_warning
-        observers.append(length.limit)  # after observers that write at an evaluation
+        trainer.callbacks.extend([length.limit])
     if uploads is not None:
-        observers.append(
-            UploadProgress(uploads, Path(config.run_dir), trainer.callbacks.on_warning)
-        )
-    trainer.callbacks.extend(observers)
+        warn = trainer.callbacks.on_warning
+        trainer.callbacks.extend([UploadProgress(uploads, parts.folder, warn)])
+
     if checkpoint is not None:
         trainer.load(checkpoint)
     return run
 
 
+def _build_parts(
+    config: RunConfig,
+    store: TokenStore,
+    ranks: Ranks,
+    clock: CommandClock,
+    checkpoint: Checkpoint | None,
+    reporter: Reporter,
+) -> _Parts:
+    """Place the model, build its batches, and measure the number of rows per micro-batch."""
+    train, optim = config.train, config.optim
+    runtime = Runtime.from_settings(train, family_to_train(config.model), ranks)
+    placed = place_model(model_to_train(config, store.codec()), train, optim, runtime)
+    stream = build_stream(
+        config, store, placed.model, rank=ranks.rank, ranks=ranks.world_size
+    )
+    fitted = fit_to_machine(
+        placed.model,
+        stream,
+        runtime,
+        run=Path(config.run_dir),
+        train=train,
+        optim=optim,
+        in_step=placed.sharing.is_sharded,
+        checkpoint=checkpoint,
+        max_seconds=probing_seconds(config, clock),
+        reporter=reporter,
+    )
+    return _Parts(config, store, runtime, placed, stream, fitted, reporter)
+
+
 def model_to_train(config: RunConfig, tokens: SpecialTokens) -> ModelToTrain:
-    """Return the run's model, for a tokenizer, before it is loaded."""
+    """Describe the run's model with the tokenizer's special tokens. Load no weights."""
     return ModelToTrain(config.model, config.adapter, tokens, config.seed)
 
 
@@ -204,21 +233,19 @@ def build_stream(
     encoder = model.config.is_encoder_decoder
     spans = None
     if config.span_corruption is not None:
-        spans = SpanCorruption.from_settings(
-            config.span_corruption, store, encoder=encoder
-        )
+        spans = SpanCorruption.for_store(config.span_corruption, store, encoder=encoder)
     varied = None
     if config.augmentation is not None:
         rows = store.rows("train")
         varied = Rewriting(config.augmentation, store, rows, encoder=encoder).varied
-    return BatchStream.from_settings(
+    return BatchStream.for_training(
         config.train,
         config.data,
         config.curriculum,
         store,
         model.config,
         seed=config.seed,
-        positions=max_positions(model.config),
+        context_length=max_positions(model.config),
         spans=spans,
         varied=varied,
         rank=rank,
@@ -229,7 +256,7 @@ def build_stream(
 def build_heldout(
     config: RunConfig,
     store: TokenStore,
-    trained: Layout,
+    layout: Layout,
     runtime: Runtime,
     *,
     sharing: DataParallel | None = None,
@@ -245,7 +272,7 @@ def build_heldout(
         config.data,
         config.span_corruption,
         store,
-        trained,
+        layout,
         runtime,
         sharing,
         reporter.notice,
@@ -263,41 +290,40 @@ def build_sampler(
     return Sampler(prompts, store.codec(), record, reporter.notice)
 
 
-def _evaluator(
-    config: RunConfig,
-    store: TokenStore,
-    placed: PlacedModel,
-    trained: Layout,
-    runtime: Runtime,
-    interrupt: Interrupt,
-    reporter: Reporter,
-) -> Evaluator:
+def _build_evaluator(parts: _Parts, interrupt: Interrupt) -> Evaluator:
     """Build the evaluator.
 
     Raises:
         ConfigError: A setting names a metric that the run does not measure.
     """
+    config, store = parts.config, parts.store
+    reporter = parts.reporter
     evaluation = config.evaluation
-    sharing = placed.sharing
+    sharing = parts.placed.sharing
+    layout = parts.stream.layout
     heldout = build_heldout(
-        config, store, trained, runtime, sharing=sharing, reporter=reporter
+        config, store, layout, parts.runtime, sharing=sharing, reporter=reporter
     )
+
     n_prompts = min(evaluation.texts, evaluation.generate)
     held_out = held_out_prompts(store, n_prompts, config.data)
-    samples = encode_sample_prompts(config, store, encoder=trained.shape.source > 0)
+    samples = encode_sample_prompts(config, store, encoder=layout.shape.source > 0)
+    sampler = build_sampler(config, store, [*held_out, *samples], reporter)
+
     watched, metrics = watched_metrics(
         config.train, evaluation, config.data, held_out, bits=heldout.n_bytes > 0
     )
+    scores = partial(
+        ScoresByTask.from_settings, evaluation, config.data, config.foreign_code
+    )
     return Evaluator(
         heldout,
-        placed.model,
+        parts.placed.model,
         sharing,
-        build_sampler(config, store, [*held_out, *samples], reporter),
+        sampler,
         len(held_out),
-        runtime.ranks,
-        partial(
-            ScoresByTask.from_settings, evaluation, config.data, config.foreign_code
-        ),
+        parts.runtime.ranks,
+        scores,
         watched,
         metrics,
         reporter,
@@ -305,177 +331,239 @@ def _evaluator(
     )
 
 
-def _trainer(
-    config: RunConfig,
-    store: TokenStore,
-    placed: PlacedModel,
-    stream: BatchStream,
-    runtime: Runtime,
-    evaluator: Evaluator,
-    fitted: Fitted,
-    length: Length,
-) -> Trainer:
-    """Build the training loop without its observers."""
-    run = Path(config.run_dir)
-    train = config.train
-    model, ranks = placed.model, runtime.ranks
-    callbacks = Callbacks()
-    goal = goal_of(train.best_by)
+def _build_final_sampler(parts: _Parts, evaluator: Evaluator) -> Sampler:
+    """Build the generator of the final texts. Without held-out prompts, use the evaluator's own."""
+    config = parts.config
+    prompts = held_out_prompts(parts.store, config.evaluation.generate, config.data)
+    if not prompts:
+        return evaluator.sampler
+    return build_sampler(config, parts.store, prompts, parts.reporter)
 
-    optim = config.optim
+
+def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Trainer:
+    """Build the training loop without its observers."""
+    config, runtime = parts.config, parts.runtime
+    resources = parts.fitted.resources
+    train, optim = config.train, config.optim
+    model = parts.placed.model
+    ranks = runtime.ranks
+    switches = train.optimisations
+    callbacks = Callbacks()
+
+    loss_fn = training_loss(switches, smoothing=optim.label_smoothing)
     optimizer = optimizer_of(model, optim)
-    skip = SkipStep(**dict(optim.outliers)) if optim.outliers else None
-    noise = None
-    if optim.gradient_noise is not None:
-        noise = GradientNoise(**dict(optim.gradient_noise), seed=config.seed)
-    loss_fn = training_loss(train.optimisations, smoothing=optim.label_smoothing)
-    notes = [
-        *placed.notes,
-        *fitted.warnings,
-        *list_disabled(train.optimisations),
-        *choose_attention(model, runtime).notes,
-    ]
+    totals = parts.stream.totals(train.stop_after)
+    skip_step = SkipStep(**dict(optim.outliers)) if optim.outliers else None
+    compile_clock = CompileSeconds() if resources.compile else float
+    limit = length.limit
     return Trainer(
+        # The update.
         model=model,
         optimizer=optimizer,
-        batches=stream,
+        batches=parts.stream,
         loss_fn=runtime.phases.around("forward", loss_fn),
-        lr_at=make_schedule(optim, length.stop_after, stream.totals(train.stop_after)),
-        evaluator=evaluator,
-        checkpoints=CheckpointStore(
-            run / "checkpoints",
-            keep_last=train.keep_last,
-            keep_best=train.keep_best,
-            best_by=goal,
-            identity=RunIdentity(
-                config_sha256(config),
-                store.fingerprint,
-                software_versions() | runtime.numerics | dict(placed.numerics),
-                config.model_dump(mode="json"),
-            ),
-        ),
-        callbacks=callbacks,
-        runtime=runtime,
-        sharing=placed.sharing,
-        schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
-        oom_fallback=OomFallback.in_run(
-            run, fitted.resources, callbacks, rank=ranks.rank
-        ),
-        guard=UpdateGuard(runtime, callbacks, skip, run_folder=run),
-        notes=notes,
+        lr_at=make_schedule(optim, length.stop_after, totals),
         max_grad_norm=optim.max_grad_norm,
+        noise=_build_gradient_noise(config),
         seed=config.seed,
-        noise=noise,
-        check_reached=refuse_unreached if is_adapted(model) else None,
-        base_sha256=placed.base_sha256,
-        layout=choose_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
-        prefetch=choose_prefetch(train.optimisations, runtime),
-        background_saves=train.optimisations.background_saves,
-        goal=goal,
-        count_seconds=float if length.limit is None else length.limit.count_seconds,
-        clock=PartClock(
-            compiling=CompileSeconds() if fitted.resources.compile else float
+        # The machine.
+        runtime=runtime,
+        sharing=parts.placed.sharing,
+        oom_fallback=OomFallback.in_run(
+            parts.folder, resources, callbacks, rank=ranks.rank
         ),
+        prefetch=choose_prefetch(switches, runtime),
+        clock=PartClock(compiling=compile_clock),
+        # The session: its length, evaluations and checkpoints.
+        schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
+        count_seconds=float if limit is None else limit.count_seconds,
+        evaluator=evaluator,
+        goal=goal_of(train.best_by),
+        checkpoints=_build_checkpoint_store(parts),
+        base_sha256=parts.placed.base_sha256,
+        layout=choose_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
+        background_saves=switches.background_saves,
+        # Observers and guards.
+        callbacks=callbacks,
+        guard=UpdateGuard(runtime, callbacks, skip_step, run_folder=parts.folder),
+        check_reached=refuse_unreached if is_adapted(model) else None,
+        notes=_list_notes(parts),
     )
 
 
-def _observers(
+def _build_gradient_noise(config: RunConfig) -> GradientNoise | None:
+    settings = config.optim.gradient_noise
+    return (
+        None if settings is None else GradientNoise(**dict(settings), seed=config.seed)
+    )
+
+
+def _build_checkpoint_store(parts: _Parts) -> CheckpointStore:
+    """Build the checkpoint store of the run folder."""
+    config = parts.config
+    numerics = parts.runtime.numerics | dict(parts.placed.numerics)
+    identity = RunIdentity(
+        config_sha256(config),
+        parts.store.fingerprint,
+        software_versions() | numerics,
+        config.model_dump(mode="json"),
+    )
+    return CheckpointStore(
+        parts.folder / "checkpoints",
+        keep_last=config.train.keep_last,
+        keep_best=config.train.keep_best,
+        best_by=goal_of(config.train.best_by),
+        identity=identity,
+    )
+
+
+def _list_notes(parts: _Parts) -> list[str]:
+    """List the choices for this machine that the log should explain."""
+    return [
+        *parts.placed.notes,
+        *parts.fitted.warnings,
+        *list_disabled(parts.config.train.optimisations),
+        *choose_attention(parts.placed.model, parts.runtime).notes,
+    ]
+
+
+def _build_observers(
     run: Run,
-    fitted: Fitted,
+    parts: _Parts,
     length: Length,
     watchers: Watchers | None,
     uploads: Uploads | None,
-    reporter: Reporter,
 ) -> list[Callback]:
-    """Build the loop's observers. Ranks other than the first only assist the first one."""
-    config = run.config
-    trainer, evaluator = run.trainer, run.evaluator
-    runtime, sharing = trainer.runtime, evaluator.sharing
-    observe = config.observe
+    """Build the observers of the training loop, in the order of their calls.
+
+    Ranks other than the first have no watchers. They only contribute to gradient norms.
+    """
+    observe = run.config.observe
+    runtime, reporter = parts.runtime, parts.reporter
+    sharing = parts.placed.sharing
     gradients = partial(
-        Gradients.from_settings, observe.gradients, run.model, runtime.phases, sharing
+        Gradients.list_if_enabled, observe.gradients, run.model, runtime.phases, sharing
     )
     if watchers is None:
         return [*gradients(record=None)] if sharing.is_sharded else []
 
-    warn = trainer.callbacks.on_warning
-    world_size = runtime.ranks.world_size
-    n_texts = 0 if run.scored is evaluator.sampler else len(run.scored.prompts)
-    console = ConsoleProgress(
-        log_every=observe.log_every,
-        reporter=reporter,
-        warn=warn,
-        time_left=predict_time(
-            run.stream,
-            length,
-            config.train.evaluate_every,
-            fitted.update_seconds,
-            n_texts=n_texts,
-        ),
-        highlight=lambda: highlight(evaluator.last, evaluator.watched),
-    )
+    warn = run.trainer.callbacks.on_warning
     arithmetic = count_flops(
         run.model, run.stream, choose_attention(run.model, runtime)
     )
-    peak = peak_of(runtime.device, runtime.dtype, arithmetic.products).of_ranks(
-        world_size
-    )
-    feeds = watchers.feeds(warn)
-    summaries: list[Summary] = []
-    if observe.summary is not None:
-        summary = Summary(
-            observe.summary,
-            reporter,
-            runtime.device,
-            fitted.resources.compile,
-            fitted.resources.micro_batch_rows,
-            world_size,
-            fitted.update_seconds,
-            arithmetic.flops_per_token,
-            peak,
-            None if uploads is None else uploads.counts.summary,
+    device_peak = peak_of(runtime.device, runtime.dtype, arithmetic.products)
+    peak = device_peak.of_ranks(runtime.ranks.world_size)
+    feeds = watchers.start_feeds(warn)
+    summaries = _build_summaries(parts, arithmetic, peak, uploads)
+    copies = [*(s.take for s in summaries), *(feed.take for feed in feeds)]
+    log = _build_metrics_log(run, parts, arithmetic, peak, copies)
+
+    # Observers before the log may record events into it when a session ends.
+    callbacks: list[Callback] = [
+        StoreWatch(run.store),
+        _build_console(run, parts, length),
+    ]
+    if observe.profile is not None:
+        callbacks.append(
+            Profiler(observe.profile, parts.folder, runtime, warn, reporter.notice)
         )
-        summaries.append(summary)
-    folder = Path(config.run_dir)
-    log = MetricsLog(
-        folder / "metrics.jsonl",
-        log_every=observe.log_every,
-        about={
-            "config_sha256": config_sha256(config),
-            **start_event(
-                run.model, run.stream, runtime, sharing, fitted.resources, arithmetic
-            ),
-            "train": config.train.model_dump(mode="json"),
-            "evaluation": {
-                "max_examples": evaluator.heldout.n_examples,
-                "texts": config.evaluation.texts,
-            },
+    if observe.system is not None:
+        callbacks.append(
+            SystemSampler.from_settings(
+                observe.system, log.record, warn, runtime.device
+            )
+        )
+    samples = SampleWriter(
+        run.evaluator,
+        parts.folder / "samples.jsonl",
+        run.evaluator.watched,
+        reporter,
+        warn,
+    )
+    callbacks += [*gradients(record=log.record), log, samples, *summaries]
+    callbacks += _build_early_stopping(run.config)
+    return [*callbacks, *watchers.callbacks(warn), *feeds]
+
+
+def _build_console(run: Run, parts: _Parts, length: Length) -> ConsoleProgress:
+    """Build the progress on the console, with an estimate of the time left."""
+    config, evaluator = run.config, run.evaluator
+    has_final_texts = run.scored is not evaluator.sampler
+    time_left = predict_time(
+        run.stream,
+        length,
+        config.train.evaluate_every,
+        parts.fitted.update_seconds,
+        n_texts=len(run.scored.prompts) if has_final_texts else 0,
+    )
+    return ConsoleProgress(
+        log_every=config.observe.log_every,
+        reporter=parts.reporter,
+        warn=run.trainer.callbacks.on_warning,
+        time_left=time_left,
+        highlight=lambda: highlight(evaluator.last, evaluator.watched),
+    )
+
+
+def _build_summaries(
+    parts: _Parts, arithmetic: Arithmetic, peak: Peak, uploads: Uploads | None
+) -> list[Summary]:
+    """Build the periodic summary for the log, unless `observe.summary` is null."""
+    every = parts.config.observe.summary
+    if every is None:
+        return []
+    runtime, fitted = parts.runtime, parts.fitted
+    summary = Summary(
+        every,
+        parts.reporter,
+        runtime.device,
+        fitted.resources.compile,
+        fitted.resources.micro_batch_rows,
+        runtime.ranks.world_size,
+        fitted.update_seconds,
+        arithmetic.flops_per_token,
+        peak,
+        None if uploads is None else uploads.counts.summary,
+    )
+    return [summary]
+
+
+def _build_metrics_log(
+    run: Run,
+    parts: _Parts,
+    arithmetic: Arithmetic,
+    peak: Peak,
+    copies: Sequence[Callable[[Mapping[str, Any]], None]],
+) -> MetricsLog:
+    """Build the writer of metrics.jsonl. `copies` also receive its events."""
+    config, evaluator = run.config, run.evaluator
+    runtime = parts.runtime
+    sharing, resources = parts.placed.sharing, parts.fitted.resources
+    about = {
+        "config_sha256": config_sha256(config),
+        **start_event(run.model, run.stream, runtime, sharing, resources, arithmetic),
+        "train": config.train.model_dump(mode="json"),
+        "evaluation": {
+            "max_examples": evaluator.heldout.n_examples,
+            "texts": config.evaluation.texts,
         },
+    }
+    return MetricsLog(
+        parts.folder / "metrics.jsonl",
+        log_every=config.observe.log_every,
+        about=about,
         flops_per_token=arithmetic.flops_per_token,
         peak=peak,
         evaluated=evaluator.record,
-        copies=[*(s.take for s in summaries), *(feed.take for feed in feeds)],
+        copies=copies,
         device=runtime.device,
     )
-    # Observers before the log may record events into it when a session ends.
-    callbacks: list[Callback] = [StoreWatch(run.store), console]
-    if observe.profile is not None:
-        callbacks.append(
-            Profiler(observe.profile, folder, runtime, warn, reporter.notice)
-        )
-    if observe.system is not None:
-        sampler = SystemSampler.from_settings(
-            observe.system, log.record, warn, runtime.device
-        )
-        callbacks.append(sampler)
-    samples = SampleWriter(
-        evaluator, folder / "samples.jsonl", evaluator.watched, reporter, warn
-    )
-    callbacks += [*gradients(record=log.record), log, samples, *summaries]
-    if (early_stopping := config.train.early_stopping) is not None:
-        rises = goal_of(early_stopping.metric).rises
-        evaluation = config.evaluation.model_dump(mode="json")
-        callbacks.append(
-            Patience(**dict(early_stopping), rises=rises, evaluation=evaluation)
-        )
-    return [*callbacks, *watchers.callbacks(warn), *feeds]
+
+
+def _build_early_stopping(config: RunConfig) -> list[Patience]:
+    settings = config.train.early_stopping
+    if settings is None:
+        return []
+    rises = goal_of(settings.metric).rises
+    evaluation = config.evaluation.model_dump(mode="json")
+    return [Patience(**dict(settings), rises=rises, evaluation=evaluation)]

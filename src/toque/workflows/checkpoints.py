@@ -10,7 +10,7 @@ import msgspec
 
 from toque.errors import CheckpointError
 from toque.reporter import SILENT, Reporter, clock_text, size_text
-from toque.reports.page import Grid, aligned
+from toque.reports.page import Grid, format_columns
 from toque.runs.history import METRICS, event_in
 from toque.runs.places import (
     BucketPlace,
@@ -80,26 +80,15 @@ class Checkpoints:
         if not self.steps:
             return "\n".join([f"{self.address} has no checkpoint yet.", *self.damaged])
         metrics = [*dict.fromkeys(("loss", self.best_by))]
-        heads = (
-            "",
-            "trained for",
-            *(f"held-out {name}" for name in metrics),
-            "size",
-            "kept as",
-        )
+        score_headings = [f"held-out {name}" for name in metrics]
+        headings = ("", "trained for", *score_headings, "size", "kept as")
         rows = []
         for saved in self.steps:
             scores = [saved.metrics.get(name) for name in metrics]
-            rows.append(
-                (
-                    saved.place,
-                    clock_text(saved.seconds),
-                    *("-" if score is None else f"{score:.4f}" for score in scores),
-                    size_text(saved.bytes),
-                    saved.reason,
-                )
-            )
-        return "\n".join([*aligned(Grid(heads, rows)), *self.damaged])
+            cells = ["-" if score is None else f"{score:.4f}" for score in scores]
+            time, size = clock_text(saved.seconds), size_text(saved.bytes)
+            rows.append((saved.place, time, *cells, size, saved.reason))
+        return "\n".join([*format_columns(Grid(headings, rows)), *self.damaged])
 
 
 def checkpoints(run: Model, *, reporter: Reporter = SILENT) -> Checkpoints:
@@ -120,14 +109,13 @@ def checkpoints(run: Model, *, reporter: Reporter = SILENT) -> Checkpoints:
     folder = existing_folder(run)
     refuse_links(folder, CheckpointError)
     paths = (path for kind in KINDS for path in folder.glob(f"{kind}/*/*"))
-    return _list_steps(
-        FolderPlace(folder), [path.relative_to(folder).as_posix() for path in paths]
-    )
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    return _list_steps(FolderPlace(folder), names)
 
 
 def _list_steps(place: Place, names: Sequence[str]) -> Checkpoints:
+    """List the checkpoints and best models of a run among the `names` of its files."""
     from toque.evaluation.evaluator import goal_of  # loads torch
-    from toque.training.checkpoint.saved import MANIFEST, parse_manifest
 
     split_names = (name.split("/") for name in names)
     folders = {"/".join(parts[:2]) for parts in split_names if parts[0] in KINDS}
@@ -136,31 +124,20 @@ def _list_steps(place: Place, names: Sequence[str]) -> Checkpoints:
             f"{place.address} is not a run: it has no checkpoint, no {METRICS} and no {CONFIG}. "
             "Name a run such as runs/my."
         )
-    manifests: dict[str, Manifest] = {}
-    damaged: list[str] = []
-    for folder in sorted(name for name in folders if is_step(name.partition("/")[2])):
-        path = f"{place.address}/{folder}"
-        if (text := read_small_file(place, f"{folder}/{MANIFEST}")) is None:
-            damaged.append(
-                f"{path} has no {MANIFEST}. Its save is unfinished, or it was just removed."
-            )
-            continue
-        try:
-            manifests[folder] = parse_manifest(text, f"{path}/{MANIFEST}")
-        except CheckpointError as error:
-            damaged.append(str(error))
+    step_folders = [name for name in folders if is_step(name.partition("/")[2])]
+    manifests, damaged = _read_manifests(place, sorted(step_folders))
 
     newest = max(manifests.values(), key=lambda manifest: manifest.step, default=None)
     train = {} if newest is None else newest.settings.get("train", {})
     goal = goal_of(str(train.get("best_by", "loss")))
-    evaluated = _evaluations(place)
-    reasons = _reasons(manifests, goal, _model_step(place))
+    scores = _read_evaluations(place)
+    reasons = _explain_retention(manifests, goal, _read_model_step(place))
     steps = [
         SavedStep(
             folder,
             manifest.step,
             float(manifest.progress.get("seconds", 0.0)),
-            manifest.metrics or evaluated.get(manifest.step, {}),
+            manifest.metrics or scores.get(manifest.step, {}),
             sum(entry.bytes for entry in manifest.files),
             reasons[folder],
         )
@@ -169,21 +146,42 @@ def _list_steps(place: Place, names: Sequence[str]) -> Checkpoints:
     return Checkpoints(place.address, goal.metric, steps, damaged)
 
 
-def _evaluations(place: Place) -> dict[int, dict[str, float]]:
+def _read_manifests(
+    place: Place, folders: Sequence[str]
+) -> tuple[dict[str, Manifest], list[str]]:
+    """Read the manifests by folder. Also return messages about folders without a valid one."""
+    from toque.training.checkpoint.saved import MANIFEST, parse_manifest  # loads torch
+
+    manifests: dict[str, Manifest] = {}
+    damaged: list[str] = []
+    for folder in folders:
+        path = f"{place.address}/{folder}"
+        text = read_small_file(place, f"{folder}/{MANIFEST}")
+        if text is None:
+            damaged.append(
+                f"{path} has no {MANIFEST}. Its save is unfinished, or it was just removed."
+            )
+            continue
+        try:
+            manifests[folder] = parse_manifest(text, f"{path}/{MANIFEST}")
+        except CheckpointError as error:
+            damaged.append(str(error))
+    return manifests, damaged
+
+
+def _read_evaluations(place: Place) -> dict[int, dict[str, float]]:
     """Read the scores of all evaluations of a run, by step."""
     events = Tail(place, METRICS)
     scores: dict[int, dict[str, float]] = {}
     while (lines := events.lines()) or events.behind:
         for event in filter(None, map(event_in, lines)):
             if event["event"] == "evaluation":
-                scores[event["step"]] = {
-                    **event.get("texts", {}),
-                    **event.get("metrics", {}),
-                }
+                texts, metrics = event.get("texts", {}), event.get("metrics", {})
+                scores[event["step"]] = {**texts, **metrics}
     return scores
 
 
-def _model_step(place: Place) -> int | None:
+def _read_model_step(place: Place) -> int | None:
     """Read the step of the finished model's weights. None: the run is not finished."""
     try:
         end = decode_json(read_small_file(place, END) or b"{}", dict[str, Any])
@@ -193,25 +191,28 @@ def _model_step(place: Place) -> int | None:
     return step if isinstance(step, int) else None
 
 
-def _reasons(
+def _explain_retention(
     manifests: Mapping[str, Manifest], goal: Goal, model_step: int | None
 ) -> dict[str, str]:
-    """Return the reason why the run keeps each checkpoint and best model, by folder."""
-    by_kind = {
-        kind: [folder for folder in manifests if folder.startswith(f"{kind}/")]
-        for kind in KINDS
-    }
-    best = sorted(
-        by_kind["best"], key=lambda folder: goal.rank(manifests[folder].metrics)
+    """Return the reason why the run keeps each checkpoint and best model, by folder.
+
+    The folders of `manifests` are sorted by step.
+    """
+    newest_first = [name for name in manifests if name.startswith("checkpoints/")][::-1]
+    best_first = sorted(
+        (name for name in manifests if name.startswith("best/")),
+        key=lambda name: goal.rank(manifests[name].metrics),
     )
-    reasons = {folder: f"{goal}, number {n}" for n, folder in enumerate(best, start=1)}
-    newest_first = by_kind["checkpoints"][::-1]
-    reasons |= {
-        folder: f"one of the {len(newest_first)} newest" for folder in newest_first
+    reasons = {
+        name: f"{goal}, number {n}" for n, name in enumerate(best_first, start=1)
     }
+    for name in newest_first:
+        reasons[name] = f"one of the {len(newest_first)} newest"
     if newest_first:
         reasons[newest_first[0]] = "newest, from which training continues"
-    for folder in best or newest_first[:1]:
-        if manifests[folder].step == model_step:
-            reasons[folder] += "; the finished model"
+
+    # Without best models, the finished model has the newest weights.
+    for name in best_first or newest_first[:1]:
+        if manifests[name].step == model_step:
+            reasons[name] += "; the finished model"
     return reasons

@@ -45,9 +45,9 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     if isinstance(base, RunConfig):
         if not sections:
             return base
-        values = _plain(base)
+        values = _to_yaml_types(base)
     elif isinstance(base, Mapping):
-        values = _plain(base)
+        values = _to_yaml_types(base)
     elif isinstance(base, str | Path):
         return configure(load_config(base).config, **sections)
     elif base is not None:
@@ -62,19 +62,21 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
         return config
 
     # Code in settings of this call is trusted. Code in settings of the base may be foreign.
-    changed = names_of_code(
-        {n: _plain(s) if isinstance(s, Config) else s for n, s in sections.items()}
-    )
+    values_of_call = {
+        name: _to_yaml_types(section) if isinstance(section, Config) else section
+        for name, section in sections.items()
+    }
+    trusted = names_of_code(values_of_call)
     foreign_code = {
         setting: base.foreign_code[setting]
         for setting in names_of_code(config.model_dump())
-        if setting in base.foreign_code and setting not in changed
+        if setting in base.foreign_code and setting not in trusted
     }
     return config.with_foreign_code(foreign_code)
 
 
 def source_columns(columns: Columns | None) -> dict[str, Any]:
-    """Return the settings of a source with these columns.
+    """Return `columns` as settings of a source. None: no settings.
 
     Raises:
         ConfigError: Records have no such part.
@@ -93,26 +95,34 @@ def source_columns(columns: Columns | None) -> dict[str, Any]:
 
 
 def with_origins(settings: RunConfig) -> Resolved:
-    """Return the configuration with every value marked as a default, as its origin is unknown."""
+    """Mark every value as a default, because the origins of values in Python are unknown."""
     values = leaves(settings.model_dump(mode="json"))
     return Resolved(settings, {dotted(path): DEFAULT for path, _ in values})
 
 
 def _merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the values that `changes` contains, recursively in mappings."""
     merged = dict(values)
     for name, change in changes.items():
         value = merged.get(name)
         if isinstance(value, Mapping) and isinstance(change, Mapping):
             merged[name] = _merge(value, change)
         else:
-            merged[name] = _plain(change)
+            merged[name] = _to_yaml_types(change)
     return merged
 
 
-def _plain(value: Any) -> Any:
-    """Convert a value to types of YAML: paths to text, tuples to lists, models to folders."""
+def _to_yaml_types(value: Any) -> Any:
+    """Convert a value to types of YAML: paths to text, tuples to lists, models to folders.
+
+    A model or tokenizer is saved, and its folder takes its place.
+    """
     if isinstance(value, Config):
-        parts = {name: _plain(item) for name, item in value if isinstance(item, Config)}
+        parts = {
+            name: _to_yaml_types(item)
+            for name, item in value
+            if isinstance(item, Config)
+        }
         # `model_dump` leaves the secret out, but it must remain in the program.
         secret = {"webhook": value.webhook} if isinstance(value, ObserveConfig) else {}
         return value.model_dump(mode="json") | parts | secret
@@ -123,16 +133,15 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # a number or an array of numpy
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return (
-        [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-    )
+        return {name: _to_yaml_types(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_yaml_types(item) for item in value]
+    return value
 
 
 def _save(model: Any) -> str:
-    """Save a model or tokenizer to a folder of the cache that is named after its content."""
+    """Save a model or tokenizer to a cache folder that is named after the content."""
     cache = cache_folder("objects")
-    content = hashlib.sha256()
     with disk_faults(cache, "saving a model", setting="TOQUE_CACHE", error=ConfigError):
         cache.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as temporary:
@@ -143,12 +152,16 @@ def _save(model: Any) -> str:
                     "it saves only the adapter. Merge it first (peft: model.merge_and_unload()), "
                     "or pass its base with adapter={'kind': 'lora'} to train a new adapter."
                 )
-            for path in sorted(
-                path for path in Path(temporary).rglob("*") if path.is_file()
-            ):
-                name = path.relative_to(temporary).as_posix()
-                content.update(f"{name} {sha256_of(path)}\n".encode())
-            folder = cache / content.hexdigest()[:16]
+            folder = cache / _hash_files(Path(temporary))[:16]
             if not folder.exists():
                 Path(temporary).rename(folder)
     return str(folder)
+
+
+def _hash_files(folder: Path) -> str:
+    """Hash the names and contents of all files in a folder."""
+    content = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        content.update(f"{name} {sha256_of(path)}\n".encode())
+    return content.hexdigest()

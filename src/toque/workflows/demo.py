@@ -40,22 +40,15 @@ def demo(
     """
     began = time.monotonic()
     config = resolved.config
-    cookbook = _cookbook_of(config)
-    if not cookbook.exists():
-        n_recipes = N_RECIPES if n is None else n
-        write_cookbook(cookbook, n=n_recipes, seed=config.seed, unseen=DISHES)
-    elif n is not None and not _is_cookbook(cookbook, n, config.seed):
-        raise ConfigError(
-            f"{argument('n')} is {n}, but {cookbook} already contains another cookbook, and the "
-            f"store and the run may depend on it. Leave {argument('n')} out to use it, or begin "
-            "another demonstration: run_dir=runs/another data.store=stores/another "
-            "data.sources='[{path: runs/another/cookbook.jsonl}]'."
-        )
+    cookbook = _find_cookbook(config)
+    _write_or_check_cookbook(cookbook, n, seed=config.seed)
     reporter.line(f"1/4  {cookbook}: synthetic recipes from the embedded grammar")
+
     prepared = describe_result(prepare(config, reporter=reporter), config.data.engine)
     reporter.line(
         f"2/4  {prepared} `toque report {in_shell(config.data.store)}` shows it as a page."
     )
+
     with reporter.working("loading torch"):  # after preparation has forked its workers
         from toque.training.stopping import CommandClock
         from toque.workflows.inference.generate import generate
@@ -64,9 +57,9 @@ def demo(
     run = train(resolved, clock=CommandClock(began=began), reporter=reporter)
     if run.interrupted:
         return run
-    reporter.line(
-        f"3/4  trained {run.step:,} steps and scored\n4/4  three recipes for unseen dishes:\n"
-    )
+    reporter.line(f"3/4  trained {run.step:,} steps and scored")
+
+    reporter.line("4/4  three recipes for unseen dishes:\n")
     prompts = [f"{dish}: {foods}" for dish, foods in DISHES.items()]
     for text in generate(run.folder, prompts, seed=config.seed, reporter=reporter):
         reporter.line(str(text))
@@ -81,18 +74,20 @@ def demo(
     return run
 
 
-def _cookbook_of(config: RunConfig) -> Path:
-    """Return the file of the cookbook.
+def _find_cookbook(config: RunConfig) -> Path:
+    """Return the path of the cookbook, which may not exist yet.
 
     Raises:
         ConfigError: data.sources is not one local file.
     """
     paths = [source.path for source in config.data.sources]
-    if len(paths) == 1 and not (
-        ":" in paths[0] or set(Path(paths[0]).name) & set("*?[")
-    ):
+    if len(paths) == 1:
+        # A path with a colon is an address, and a name with one of *?[ is a pattern.
+        is_local_path = ":" not in paths[0]
+        is_pattern = any(char in Path(paths[0]).name for char in "*?[")
         cookbook = named_path(paths[0])
-        if cookbook.is_file() or not cookbook.exists():
+        is_file_or_new = cookbook.is_file() or not cookbook.exists()
+        if is_local_path and not is_pattern and is_file_or_new:
             return cookbook
     raise ConfigError(
         "data.sources must name one local file, to which the demonstration writes its cookbook, "
@@ -100,8 +95,25 @@ def _cookbook_of(config: RunConfig) -> Path:
     )
 
 
+def _write_or_check_cookbook(cookbook: Path, n: int | None, *, seed: int) -> None:
+    """Write a cookbook of `n` recipes, or check that an existing file is this cookbook.
+
+    Without `n`, any existing file is accepted.
+    """
+    if not cookbook.exists():
+        n_recipes = N_RECIPES if n is None else n
+        write_cookbook(cookbook, n=n_recipes, seed=seed, unseen=DISHES)
+    elif n is not None and not _is_cookbook(cookbook, n, seed):
+        raise ConfigError(
+            f"{argument('n')} is {n}, but {cookbook} already contains another cookbook, and the "
+            f"store and the run may depend on it. Leave {argument('n')} out to use it, or begin "
+            "another demonstration: run_dir=runs/another data.store=stores/another "
+            "data.sources='[{path: runs/another/cookbook.jsonl}]'."
+        )
+
+
 def _is_cookbook(file: Path, n: int, seed: int) -> bool:
-    """Return whether a file is the cookbook of `n` recipes, which is always the same."""
+    """Return whether a file is the cookbook of `n` recipes with this seed."""
     with tempfile.TemporaryDirectory() as folder:
         expected = Path(folder) / file.name
         write_cookbook(expected, n=n, seed=seed, unseen=DISHES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +28,7 @@ from toque.evaluation.bootstrap import (
 )
 from toque.reporter import SILENT, Reporter, counting
 from toque.runs.run_files import refuse_users_folder
-from toque.runs.run_record import EVALUATION
+from toque.runs.run_record import BITS, EVALUATION
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
@@ -62,12 +63,12 @@ class Evaluation:
     examples: TextTable = field(default_factory=lambda: TextTable((), {}))
     """Losses of the held-out examples."""
     memorisation: Memorisation | None = None
-    """Word sequences of the texts that also occur in training examples."""
+    """Word sequences that occur both in the texts and in training examples."""
     texts_left_out: int = 0
     """Number of texts that were not generated because the run reached its time limit."""
 
     @property
-    def of_examples(self) -> dict[str, float]:
+    def example_metrics(self) -> dict[str, float]:
         """Scores of the held-out examples and tasks by name."""
         task_metrics = {
             f"{scores.task}_{name}": value
@@ -79,42 +80,27 @@ class Evaluation:
     @property
     def metrics(self) -> dict[str, float]:
         """All scores by name, without intervals."""
-        return {**self.of_examples, **self.texts.metrics}
+        return {**self.example_metrics, **self.texts.metrics}
 
     def to_json(self) -> str:
         """Return the content of evaluation.json. Numbers that are not finite become null."""
         overall = self.texts.overall
-        generated: dict[str, float] = {"texts": self.texts.n_texts}
-        if self.texts_left_out:
-            generated["texts_left_out"] = self.texts_left_out
-        generated |= {name: round(e.value, _DIGITS) for name, e in overall.items()}
-
-        slices: dict[str, dict[str, dict[str, Any]]] = {}
-        for slicing, labels in self.texts.slices.items():
-            slices[slicing] = {}
-            for label, estimates in labels.items():
-                scores = {
-                    n: [round(e.value, _DIGITS), *_interval(e)]
-                    for n, e in estimates.items()
-                }
-                slices[slicing][label] = {
-                    "texts": self.texts.sizes[slicing][label],
-                    **scores,
-                }
-
+        memorisation = None
+        if self.memorisation is not None:
+            memorisation = self.memorisation.record()
         record = {
             "step": self.step,
             "heldout": dict(self.heldout),
             "tasks": {scores.task: scores.record() for scores in self.tasks},
-            "generated": generated,
+            "generated": self._generated_record(),
             "intervals": {
-                name: _interval(e) for name, e in overall.items() if e.low is not None
+                name: _rounded_interval(estimate)
+                for name, estimate in overall.items()
+                if estimate.low is not None
             },
-            "applies_to": {name: e.n for name, e in overall.items()},
-            "slices": slices,
-            "memorisation": None
-            if self.memorisation is None
-            else self.memorisation.record(),
+            "applies_to": {name: estimate.n for name, estimate in overall.items()},
+            "slices": self._slices_record(),
+            "memorisation": memorisation,
             "failed": dict(self.texts.failed),
             "method": {
                 "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
@@ -123,35 +109,57 @@ class Evaluation:
                 "rouge": "F1 of each text, as rouge-score computes it, without stemming",
             },
         }
-
         return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
+
+    def _generated_record(self) -> dict[str, float]:
+        """Return the number of generated texts and their scores."""
+        record: dict[str, float] = {"texts": self.texts.n_texts}
+        if self.texts_left_out:
+            record["texts_left_out"] = self.texts_left_out
+        for name, estimate in self.texts.overall.items():
+            record[name] = round(estimate.value, _DIGITS)
+        return record
+
+    def _slices_record(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return the scores of each slice: [value, low, high] by slicing, label and name."""
+        record: dict[str, dict[str, dict[str, Any]]] = {}
+        for slicing, labels in self.texts.slices.items():
+            record[slicing] = {}
+            for label, estimates in labels.items():
+                scores: dict[str, Any] = {"texts": self.texts.sizes[slicing][label]}
+                for name, estimate in estimates.items():
+                    value = round(estimate.value, _DIGITS)
+                    scores[name] = [value, *_rounded_interval(estimate)]
+                record[slicing][label] = scores
+        return record
 
     def __str__(self) -> str:
         """Return a table of the scores."""
-        loss, perplexity = self.heldout["loss"], self.heldout["perplexity"]
-        first = f"held-out loss {loss:.4f} nats per token, perplexity {perplexity:.2f}"
-        if "bits_per_byte" in self.heldout:
-            first += f", {self.heldout['bits_per_byte']:.3f} bits per byte"
-        else:
-            first += (
-                " (bits per byte are unknown because the targets are parts of texts)"
-            )
-        lines = [first, f"  over {self.heldout['target_tokens']:,.0f} target tokens"]
+        lines = [
+            self._loss_line(),
+            f"  over {self.heldout['target_tokens']:,.0f} target tokens",
+        ]
         for scores in self.tasks:
             lines += scores.lines()
         if self.texts.n_texts:
             lines.append(str(self.texts))
         if self.memorisation is not None and (shared_text := str(self.memorisation)):
             lines.append(shared_text)
-        if (score := self.texts.overall.get("recipe_score")) and (
-            advice := advice_on_score(score.value)
-        ):
+        recipe_score = self.texts.overall.get("recipe_score")
+        if recipe_score is not None and (advice := advice_on_score(recipe_score.value)):
             lines.append(advice)
         lines += self._slice_lines()
-        lines += [
-            f"{name} failed: {error}" for name, error in self.texts.failed.items()
-        ]
+        for name, error in self.texts.failed.items():
+            lines.append(f"{name} failed: {error}")
         return "\n".join(lines)
+
+    def _loss_line(self) -> str:
+        loss, perplexity = self.heldout["loss"], self.heldout["perplexity"]
+        line = f"held-out loss {loss:.4f} nats per token, perplexity {perplexity:.2f}"
+        if BITS not in self.heldout:
+            reason = "the targets are parts of texts"
+            return f"{line} (bits per byte are unknown because {reason})"
+        return f"{line}, {self.heldout[BITS]:.3f} bits per byte"
 
     def _slice_lines(self) -> Iterator[str]:
         """Yield the lines of the tables of slices."""
@@ -159,36 +167,34 @@ class Evaluation:
         for slicing, labels in self.texts.slices.items():
             if len(labels) < 2 or not names:
                 continue
-            yield f"{'by ' + slicing:26}{'texts':>6}" + "".join(
-                f"{name:>14}" for name in names
-            )
+            headings = "".join(f"{name:>14}" for name in names)
+            yield f"{'by ' + slicing:26}{'texts':>6}{headings}"
             for label, estimates in labels.items():
                 values = [
-                    f"{estimates[n].value:.3f}" if n in estimates else "-"
-                    for n in names
+                    f"{estimates[name].value:.3f}" if name in estimates else "-"
+                    for name in names
                 ]
                 cells = "".join(f"{value:>14}" for value in values)
                 yield f"  {label:24}{self.texts.sizes[slicing][label]:6}{cells}"
 
     def write(self, folder: Path) -> None:
-        """Write the sums of each text, then evaluation.json.
+        """Write the scores of each text, then evaluation.json.
 
         Raises:
             CheckpointError: The disk is full or fails.
         """
         texts = TextTable(self.texts.keys, self.texts.each)
-        each = to_json(examples=self.examples, texts=texts, step=self.step)
+        by_text = to_json(examples=self.examples, texts=texts, step=self.step)
         with disk_faults(
             folder, "writing the scores", setting="run_dir", error=CheckpointError
         ):
-            atomic_write(folder / FILE, each.encode())
+            atomic_write(folder / FILE, by_text.encode())
             atomic_write(folder / EVALUATION, self.to_json().encode())
 
 
-def _interval(e: Estimate) -> list[float | None]:
-    return [
-        None if bound is None else round(bound, _DIGITS) for bound in (e.low, e.high)
-    ]
+def _rounded_interval(estimate: Estimate) -> list[float | None]:
+    bounds = (estimate.low, estimate.high)
+    return [None if bound is None else round(bound, _DIGITS) for bound in bounds]
 
 
 def evaluate(
@@ -253,18 +259,17 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         from toque.workflows.inference.open_model import open_model
         from toque.workflows.prepared_store import open_store
 
-    # A metric that cannot be imported is refused now.
+    # Build the scores once now, so that a metric that cannot be imported fails immediately.
     ScoresByTask.from_settings(config.evaluation, config.data, config.foreign_code)
     with reporter.working(f"reading {folder} and {config.data.store}"):
         opened = open_model(folder, device="auto", reporter=reporter)
-        # The sources of the run were compared when it began, and may have changed since.
-        run_data = None if opened.config is None else opened.config.data
-        has_same_sources = run_data is not None and (
-            (run_data.sources, run_data.validation)
-            == (config.data.sources, config.data.validation)
+        # The run compared its sources when it began. They may have changed since then.
+        is_runs_data = opened.config is not None and _has_same_sources(
+            opened.config, config
         )
-        store = open_store(config, sources=not has_same_sources)
+        store = open_store(config, sources=not is_runs_data)
     opened.check_tokenizer(store)
+
     model = opened.model
     precision = config.train.precision
     fp16_is_safe = precision == "fp16" and family_of(model.config).fp16_is_safe
@@ -272,14 +277,14 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
         layout = build_stream(config, store, model).layout
         heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
-        if (
-            format_of(model) != PLAIN
-        ):  # a separate adapter needs the precision of its base
+        if format_of(model) != PLAIN:
+            # A separate adapter needs the precision of its base.
             heldout = replace(heldout, autocast=partial(computing, model))
         with counting(reporter, "evaluating", "held-out examples") as count:
             losses = heldout(model, count)
+
         prompts = held_out_prompts(store, config.evaluation.generate, config.data)
-        with counting(reporter, "writing", "texts") as count:
+        with counting(reporter, "generating", "texts") as count:
             samples = build_sampler(config, store, prompts, reporter)(model, count)
         return evaluate_samples(
             config,
@@ -291,6 +296,13 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
             step=opened.step,
             reporter=reporter,
         )
+
+
+def _has_same_sources(first: RunConfig, second: RunConfig) -> bool:
+    return (first.data.sources, first.data.validation) == (
+        second.data.sources,
+        second.data.validation,
+    )
 
 
 def evaluate_samples(
@@ -309,7 +321,6 @@ def evaluate_samples(
     from toque.evaluation.task_scores import score_tasks
     from toque.evaluation.text_scores import ScoresByTask
 
-    local_heldout = heldout.alone()  # one rank scores all examples
     metrics = dict(losses)
     if heldout.n_bytes > 0:
         metrics["target_bytes"] = heldout.n_bytes
@@ -321,6 +332,8 @@ def evaluate_samples(
         text_scores = scores.result()
     with counting(reporter, "comparing texts with", "training examples") as count:
         memorisation = measure_memorisation(samples, store, count)
+
+    local_heldout = heldout.alone()  # this rank scores the examples of all ranks
     examples = _measure_examples(store, model, local_heldout, reporter)
     task_scores = score_tasks(
         model,
@@ -343,10 +356,13 @@ def _measure_examples(
     targets = [codec.decode(store.learnt_ids(row)) for row in rows]
     prompts = [codec.decode(store.prompt(row)) for row in rows]
     keys = [key_of_text(*texts) for texts in zip(prompts, targets, strict=True)]
-    n_bytes = [len(target.encode("utf-8", "replace")) for target in targets]
     tokens = store.learnt_lengths[[*rows]].astype(float)
-    size = np.array(n_bytes, float) if heldout.n_bytes > 0 else np.zeros(len(rows))
-    return losses_table(keys, np.array(nats), tokens, size, np.array(weights))
+    n_bytes = np.zeros(len(rows))
+    if heldout.n_bytes > 0:
+        # A model may generate half a surrogate pair, which is not valid UTF-8.
+        encoded = [target.encode("utf-8", "replace") for target in targets]
+        n_bytes = np.array([len(target) for target in encoded], float)
+    return losses_table(keys, np.array(nats), tokens, n_bytes, np.array(weights))
 
 
 def score(
@@ -383,13 +399,10 @@ def score(
     from toque.evaluation.text_samples import Prompt, scored
     from toque.evaluation.text_scores import TextScores
 
+    all_prompts = columns.get("prompts", itertools.repeat(ASKS_FOR, n))
+    all_references = columns.get("references", itertools.repeat(None, n))
+    rows = zip(columns["texts"], all_prompts, all_references, strict=True)
     scores = TextScores()
-    rows = zip(
-        columns["texts"],
-        columns.get("prompts", [ASKS_FOR] * n),
-        columns.get("references", [None] * n),
-        strict=True,
-    )
     scores.add(
         scored(Prompt((), prompt, reference), text) for text, prompt, reference in rows
     )

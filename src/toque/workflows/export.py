@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
 from toque.data.tokenizer.chat import chat_template_of, prompt_ids, template_text
-from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds
+from toque.data.tokenizer.codec import Codec, FamilyKind, generation_bounds
 from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument, needing
 from toque.models.loading.card_usage import with_gguf_usage, with_usage
@@ -23,20 +23,21 @@ from toque.models.loading.provenance import Provenance
 from toque.storage.no_follow import refuse_endless_files, refuse_links_elsewhere
 from toque.user_paths import named_path
 from toque.version import __version__
-from toque.workflows.card_head import convert_head
-from toque.workflows.model_record import (
-    FOREIGN,
-    UNKNOWN,
+from toque.workflows.results import Model, existing_folder
+from toque.workflows.saved_steps import find_step, list_steps, run_of
+from toque.workflows.trained_model.model_codec import (
     find_chat_template,
     find_tokenizer,
     model_files,
     open_codec,
+)
+from toque.workflows.trained_model.prompt_format import describe_prompts, example_prompt
+from toque.workflows.trained_model.training_record import (
+    FOREIGN,
+    UNKNOWN,
     read_record,
     writes_recipes,
 )
-from toque.workflows.prompts import describe_prompts, example_prompt
-from toque.workflows.results import Model, existing_folder
-from toque.workflows.saved_steps import find_step, list_steps, run_of
 
 if TYPE_CHECKING:
     from toque.models.gguf.gguf_export import ExportedGguf
@@ -48,13 +49,13 @@ _SAMPLE: Final = (
     {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
     {"role": "user", "content": "And then?"},
 )
-"""Conversation to compare chat templates."""
+"""Conversation for which chat templates are compared."""
 N_PROMPTS: Final = 20
-"""Number of prompts to compare the exported file with the model."""
-_OLLAMA: Final = """# ollama create {name} -f Modelfile
+"""Number of prompts for which the exported file is compared with the model."""
+_MODELFILE: Final = """# ollama create {name} -f Modelfile
 FROM ./{file}
-{asks}
-PARAMETER num_predict {most}
+{template}
+PARAMETER num_predict {max_tokens}
 """
 _OLLAMA_TEMPLATE: Final = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
 _OLLAMA_CHAT: Final = """# Ollama uses the chat template in the file if it supports it.
@@ -112,7 +113,8 @@ def export(
         refuse_links_elsewhere(source)
         if form == "adapter":
             _refuse_adapter(source, dtype, push_to=push_to)
-        card = convert_head(_card_in(source, otherwise=f"# {target.name}\n"), form)
+        original_card = _card_in(source, otherwise=f"# {target.name}\n")
+        card = _convert_front_matter(original_card, form)
         record = read_record(folder)
         dtype = dtype or DEFAULT_DTYPES[form]
         exported: Exported | ExportedGguf
@@ -131,16 +133,23 @@ def export(
 
 @contextmanager
 def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
-    """Yield the model folder of a run or model, or a temporary one for a checkpoint."""
-    if run_of(folder) is not None:
-        from toque.models.loading.model_export import refuse_taken  # loads torch
+    """Yield the model folder of a run or model, or a temporary one for a checkpoint.
 
-        refuse_taken(target)
+    Raises:
+        ConfigError: The folder is not a run or a model.
+        CheckpointError: The run has no finished model.
+    """
+    if run_of(folder) is not None:
+        from toque.models.loading.model_export import refuse_nonempty  # loads torch
+
+        # Reading a checkpoint takes time, so the target is checked first.
+        refuse_nonempty(target)
         with TemporaryDirectory(prefix="toque-export-") as temporary:
             source = Path(temporary) / "model"
             _write_checkpoint(folder, source)
             yield source
         return
+
     source = folder
     if (folder / "config.yaml").exists():
         source = folder / "model"
@@ -150,9 +159,8 @@ def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
                 f"a checkpoint with {argument('step=N')}. {list_steps(folder)}"
             )
     # This check needs no torch, so a wrong name fails immediately.
-    if not any(
-        (source / name).exists() for name in ("config.json", "adapter_config.json")
-    ):
+    names = ("config.json", "adapter_config.json")
+    if not any((source / name).exists() for name in names):
         raise ConfigError(
             f"{folder} is not a run, checkpoint, model folder or adapter folder. Name a run such "
             "as runs/cookbook."
@@ -203,6 +211,7 @@ def _card_in(folder: Path, *, otherwise: str) -> str:
 def _export_hf(
     source: Path, to: Path, dtype: str, card: str, record: Provenance
 ) -> Exported:
+    """Export a Hugging Face folder. A model that Toque did not train keeps its tokenizer files."""
     from toque.models.loading.model_export import DTYPES, export_model  # loads torch
 
     if dtype not in DTYPES:
@@ -242,6 +251,20 @@ def _export_hf(
     return _compare_chat_templates(tokenizer, exported)
 
 
+def _convert_front_matter(card: str, form: str) -> str:
+    """Convert the front matter of a card for an export in `form`: hf, gguf or adapter."""
+    head, mark, text = card.partition("\n---\n")
+    if not card.startswith("---\n") or form == "adapter":
+        return card
+    head = head.replace("\nlibrary_name: peft", "\nlibrary_name: transformers")
+    head = head.replace(
+        "\nbase_model_relation: adapter", "\nbase_model_relation: finetune"
+    )
+    if form == "gguf":
+        head = head.replace("\nlibrary_name: transformers", "\nlibrary_name: gguf")
+    return head + mark + text
+
+
 def _refuse_adapter(source: Path, dtype: str | None, *, push_to: str | None) -> None:
     """Raise a ConfigError for a complete model, or for a base that is not on the hub."""
     from toque.models.lora.adapter_files import CONFIG, is_adapter_folder, read_config
@@ -266,7 +289,7 @@ def _refuse_adapter(source: Path, dtype: str | None, *, push_to: str | None) -> 
 
 
 def _compare_chat_templates(source: Path, exported: Exported) -> Exported:
-    """Add the result of the comparison to an export.
+    """Compare the chat templates of a model and its export, and add the result to the export.
 
     Raises:
         CheckpointError: The chat templates produce different tokens. The export is removed.
@@ -289,16 +312,15 @@ def _encode_sample(folder: Path) -> list[int] | None:
     """Encode the sample conversation with a folder's chat template. Return None on failure."""
     if not (folder / "tokenizer.json").is_file():
         return None
-    with suppress(
-        DataError
-    ):  # the template refuses the sample, or the tokenizer is unreadable
+    # The template may refuse the sample, or the tokenizer may be unreadable.
+    with suppress(DataError):
         template = chat_template_of(Codec(read_folder(folder, plain=True)))
         return None if template is None else template.ids(_SAMPLE).result()
     return None
 
 
 def _has_encoder(source: Path) -> bool:
-    """Return whether a model, or the base of an adapter, is an encoder-decoder."""
+    """Return whether a model is an encoder-decoder. For an adapter, look at its base."""
     from toque.models.loading.from_scratch import config_in
     from toque.models.lora.adapter_files import is_adapter_folder, read_config
 
@@ -310,6 +332,7 @@ def _has_encoder(source: Path) -> bool:
 def _export_gguf(
     source: Path, to: Path, kind: str, card: str, record: Provenance
 ) -> ExportedGguf:
+    """Export a GGUF file with a Modelfile for Ollama."""
     with needing("gguf", "The format gguf"):
         from toque.models.gguf.gguf_export import TYPES, export_gguf, gguf_name
         from toque.models.gguf.gguf_vocabulary import PromptTokens
@@ -321,7 +344,8 @@ def _export_gguf(
     find_chat_template(codec, record)  # also lets texts end at the end of a turn
     encoder = _has_encoder(source)
     family: FamilyKind = "encoder-decoder" if encoder else "decoder"
-    begin, end = asking_bounds(codec, family, record.form)
+    begin, end = generation_bounds(codec, family, record.form)
+    # A line break ends a decoder's prompt, unless the model continues the prompt.
     ends = "" if encoder or end is None else "\n"
     file = gguf_name(to, kind)
     usage = with_gguf_usage(
@@ -333,28 +357,7 @@ def _export_gguf(
         max_new_tokens=record.max_new_tokens,
     )
 
-    own_template = template_text(codec.settings)
-    template = chat_template(record, own_template, ends=ends)
-    if template == own_template:
-        pieces = [
-            json.dumps(codec.piece(i), ensure_ascii=False) for i in codec.ordered_ends
-        ]
-        asks = _OLLAMA_CHAT.format(
-            stops="\n".join(f"PARAMETER stop {piece}" for piece in pieces)
-        )
-    else:
-        before = (
-            f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
-        )
-        asks = _OLLAMA_TEMPLATE.format(before=before, after=ends)
-    modelfile = _OLLAMA.format(
-        name=to.name, file=file, asks=asks, most=record.max_new_tokens
-    )
-
-    prompts = [
-        write_prompt(recipe.title, recipe.ingredients)
-        for recipe in recipes(N_PROMPTS, 0)
-    ]
+    template = chat_template(record, template_text(codec.settings), ends=ends)
     tokens = PromptTokens(
         begin=begin,
         # llama.cpp needs the token even if prompts do not begin with it.
@@ -365,6 +368,16 @@ def _export_gguf(
         newline=codec.newline_id,
         ends_with_eos=encoder,
         template=template,
+    )
+    prompts = [
+        write_prompt(recipe.title, recipe.ingredients)
+        for recipe in recipes(N_PROMPTS, 0)
+    ]
+    modelfile = _MODELFILE.format(
+        name=to.name,
+        file=file,
+        template=_ollama_template(codec, record, template, ends=ends),
+        max_tokens=record.max_new_tokens,
     )
     return export_gguf(
         source,
@@ -377,6 +390,21 @@ def _export_gguf(
     )
 
 
+def _ollama_template(
+    codec: Codec, record: Provenance, template: str, *, ends: str
+) -> str:
+    """Return the lines of a Modelfile that turn messages into prompts, which end in `ends`."""
+    if template == template_text(codec.settings):
+        pieces = [codec.piece(token) for token in codec.ordered_ends]
+        stops = [
+            f"PARAMETER stop {json.dumps(piece, ensure_ascii=False)}"
+            for piece in pieces
+        ]
+        return _OLLAMA_CHAT.format(stops="\n".join(stops))
+    before = f"{ASKS_FOR} " if _needs_recipe_prompts(record) else ""
+    return _OLLAMA_TEMPLATE.format(before=before, after=ends)
+
+
 def chat_template(record: Provenance, own_template: str | None, *, ends: str) -> str:
     """Return a Jinja template that turns the last message into a prompt for the model.
 
@@ -385,8 +413,8 @@ def chat_template(record: Provenance, own_template: str | None, *, ends: str) ->
 
     Args:
         record: Record of the model.
-        own_template: Template of another maker's model, or of a model trained on conversations. It
-            is kept.
+        own_template: Template in the model's files. It is kept if Toque did not train the model, or
+            trained it on conversations.
         ends: Text at the end of a prompt.
     """
     keeps_template = (
@@ -394,10 +422,12 @@ def chat_template(record: Provenance, own_template: str | None, *, ends: str) ->
     )
     if keeps_template and own_template is not None:
         return own_template
-    asks = record is not UNKNOWN and writes_recipes(record)
-    template = (
-        _RECIPE_TEMPLATE.format(asks=ASKS_FOR, using=WITH_INGREDIENTS)
-        if asks
-        else _UNCHANGED_TEMPLATE
-    )
+    template = _UNCHANGED_TEMPLATE
+    if _needs_recipe_prompts(record):
+        template = _RECIPE_TEMPLATE.format(asks=ASKS_FOR, using=WITH_INGREDIENTS)
     return template + (f"{{{{- {ends!r} -}}}}" if ends else "")
+
+
+def _needs_recipe_prompts(record: Provenance) -> bool:
+    """Return whether the model is known to generate recipes from titles and ingredients."""
+    return record is not UNKNOWN and writes_recipes(record)

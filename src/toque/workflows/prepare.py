@@ -1,17 +1,17 @@
-"""Preparation of the token store of a configuration."""
+"""Preparation of a configuration's token store."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from toque.config import RunConfig
 from toque.data.prepare import pipeline
-from toque.data.prepare.pipeline import PrepareResult, holds_a_store
+from toque.data.prepare.pipeline import PrepareResult, check_store_folder
 from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import LOCK, TokenStore, store_to_write
 from toque.errors import ConfigError, DataError, argument, in_shell
@@ -34,7 +34,7 @@ def prepare(
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> PrepareResult:
-    """Prepare the token store of a configuration, or reuse it. Check that it fits the model.
+    """Prepare a configuration's token store, or reuse it. Check that the store fits the model.
 
     Args:
         config: A configuration, as for `configure`.
@@ -64,7 +64,9 @@ def prepare(
 
 
 _LARGE_BYTES: Final = 10_000_000
-"""Bytes of sources from which one step of their preparation may take a minute."""
+"""Size of sources in bytes from which one step of their preparation may take a minute."""
+_ROW_ARGUMENTS: Final = {"sources": "data", "validation": "validation"}
+"""Field of `data` -> argument with rows for it."""
 
 
 @contextmanager
@@ -78,15 +80,16 @@ def save_rows(
 ) -> Iterator[RunConfig]:
     """Save a program's rows as files, and yield the settings with these files as sources.
 
-    The files are removed if the store is not prepared.
+    The files are removed if the context raises an error.
 
     Raises:
         ConfigError: The configuration also names sources, or there are columns but no rows.
         DataError: The rows cannot be read, or the folder of the store has other files.
     """
-    arguments = {"sources": ("data", data), "validation": ("validation", validation)}
     rows_by_field = {
-        field: pair for field, pair in arguments.items() if pair[1] is not None
+        field: rows
+        for field, rows in (("sources", data), ("validation", validation))
+        if rows is not None
     }
     if not rows_by_field:
         if columns is not None:
@@ -101,21 +104,17 @@ def save_rows(
     source_fields = source_columns(columns)
     sources = (*settings.data.sources, *settings.data.validation)
     earlier_files = {Path(source.path).name for source in sources}
-    if holds_a_store(store):
+    if check_store_folder(store):
         earlier_files |= _source_names(store)
     try:
         files: dict[str, list[dict[str, object]]] = {}
-        for field, (name, rows) in rows_by_field.items():
-            path = write_rows(rows, store, name=name, say=reporter.notice)
-            configured = getattr(settings.data, field)
-            # A run's own config.yaml lists the file of these rows.
-            if configured and [source.path for source in configured] != [str(path)]:
-                raise ConfigError(
-                    f"{argument(name)} cannot be combined with data.{field}, which lists "
-                    f"{configured[0].path}. Use one of them, e.g. with configure(config, "
-                    f"data={{'{field}': []}})."
-                )
-            if source_fields or not configured:
+        for field, rows in rows_by_field.items():
+            path = write_rows(
+                rows, store, name=_ROW_ARGUMENTS[field], say=reporter.notice
+            )
+            _refuse_other_sources(settings, field, path)
+            # A run's own config.yaml lists the file of these rows, with its columns.
+            if source_fields or not getattr(settings.data, field):
                 files[field] = [{"path": str(path), **source_fields}]
         yield configure(settings, data=files)
     except BaseException as error:
@@ -129,8 +128,20 @@ def save_rows(
                 "'target': 'answer'})."
             )
         raise
-    if is_only_rank() and holds_a_store(store):
+    # The store may have replaced a store of other rows, which are no longer needed.
+    if is_only_rank() and check_store_folder(store):
         forget_rows(store, _source_names(store))
+
+
+def _refuse_other_sources(settings: RunConfig, field: str, path: Path) -> None:
+    """Raise a ConfigError if a list of sources has other files than the rows saved at `path`."""
+    configured = getattr(settings.data, field)
+    if configured and [source.path for source in configured] != [str(path)]:
+        raise ConfigError(
+            f"{argument(_ROW_ARGUMENTS[field])} cannot be combined with data.{field}, which lists "
+            f"{configured[0].path}. Use one of them, e.g. with configure(config, "
+            f"data={{'{field}': []}})."
+        )
 
 
 def _source_names(store: Path) -> set[str]:
@@ -140,8 +151,10 @@ def _source_names(store: Path) -> set[str]:
 
 def _is_in_use(store: Path) -> bool:
     """Return whether another process is preparing this store or training on it."""
+    if not (store / LOCK).exists():
+        return False
     try:
-        with store_to_write(store) if (store / LOCK).exists() else nullcontext():
+        with store_to_write(store):
             return False
     except DataError:
         return True
@@ -151,22 +164,22 @@ def prepare_store(
     settings: RunConfig,
     *,
     replace: bool = False,
-    names_parts_from: int = 0,
+    log_steps_from: int = 0,
     reporter: Reporter = SILENT,
 ) -> PrepareResult:
-    """Prepare the store of checked settings. Do not check that it fits the model.
+    """Prepare the store of valid settings. Do not check that it fits the model.
 
     Args:
         settings: The settings.
         replace: Delete a store of other data or settings.
-        names_parts_from: Bytes of sources from which each step prints a line.
+        log_steps_from: Size of the sources in bytes from which each step is logged as a line.
         reporter: Receives the progress.
     """
     n_bytes = 0
 
     def progress(done_bytes: int, total_bytes: int, message: str) -> None:
         # A message without a count begins a step.
-        keep = not total_bytes and n_bytes >= names_parts_from
+        keep = not total_bytes and n_bytes >= log_steps_from
         reporter.progress(message, done=done_bytes, total=total_bytes, keep=keep)
 
     try:
@@ -217,8 +230,8 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
     reporter.notice(
         f"{config.data.store} is not prepared yet, so it is prepared first."
     )
-    # Training checks that it fits the model.
-    result = prepare_store(config, names_parts_from=_LARGE_BYTES, reporter=reporter)
+    # Training itself checks that the store fits the model.
+    result = prepare_store(config, log_steps_from=_LARGE_BYTES, reporter=reporter)
     # The banner of the run reports the numbers of examples and dropped records.
     reporter.detail(
         f"{describe_result(result, config.data.engine)} See the dropped records and the unused "
@@ -237,8 +250,8 @@ def prepare_before_torch(
 ) -> RunConfig:
     """Prepare an absent store before torch is loaded, so that its workers start fast.
 
-    Several ranks prepare later, when they are connected. Also check `start` and run_dir, which may
-    have files of the user.
+    Several ranks prepare later, when they are connected. Check `start` first, and refuse a run_dir
+    with files of the user.
 
     Returns:
         The settings, with a program's rows as their sources.
@@ -249,8 +262,9 @@ def prepare_before_torch(
         refuse_users_folder(Path(config.run_dir))
     with save_rows(config, data, validation, columns, reporter=reporter) as settings:
         if is_only_rank():
-            if settings is not config and is_prepared(settings):
-                # Refuses a store of other rows.
+            has_rows = settings is not config
+            if has_rows and is_prepared(settings):
+                # Reuse the store, or refuse it if it has other rows.
                 prepare_store(settings, reporter=reporter)
             else:
                 prepare_if_absent(settings, reporter=reporter)

@@ -1,4 +1,4 @@
-"""Prepared store of a configuration, and the sources and settings that it is prepared from."""
+"""A configuration's prepared store, and the sources and settings for its preparation."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.download import fetch, listing
 from toque.user_paths import named_path
 
-_POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
+_CONTEXT_LENGTHS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Default context length of a model from scratch, by family. T5 has no limit."""
+_T5_TYPES: Final = ("t5", "mt5", "umt5")
 _File = TypeVar("_File", Located, RemoteFile)
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
-    """Return the kind of the model's family, for `auto` from the config.json of the checkpoint."""
+    """Return the kind of the model's family. For `auto`, read the checkpoint's config.json."""
     family = config.model.family
     if family == "auto":
         folder = resolve_folder(config.model.start_from)
@@ -68,7 +69,7 @@ def open_sources(
         say: Receives messages about files that are downloaded or left out.
 
     Raises:
-        ConfigError: data.sources is empty, or a tokenizer would be learnt from token ids.
+        ConfigError: data.sources is empty, or a tokenizer would be trained on token ids.
     """
     configured = (*config.data.sources, *config.data.validation)
     if not config.data.sources:
@@ -80,40 +81,39 @@ def open_sources(
     # List every bucket before the first download, so that a wrong key fails immediately.
     listings = [listing(s.path, say) if is_remote(s.path) else None for s in configured]
     readers = partial(reader_for, tasks=own_templates(config.data))
-
     sources: list[Source] = []
     for source, remote in zip(configured, listings, strict=True):
         if remote is None:
-            files = _first(locate_files(source.path, say), source, say)
+            files = _limit_files(locate_files(source.path, say), source, say)
         else:
-            remote_files = _first(remote[1], source, say)
-            local_files = fetch(remote[0], remote_files, progress=progress, say=say)
+            bucket, remote_files = remote
+            selected = _limit_files(remote_files, source, say)
+            local_files = fetch(bucket, selected, progress=progress, say=say)
             files = [
                 Located(file.address, path, sha256)
-                for file, (path, sha256) in zip(remote_files, local_files, strict=True)
+                for file, (path, sha256) in zip(selected, local_files, strict=True)
             ]
-
         judged = FileJudge(source, config.data.encoding, readers).judge(files, say)
-        judges = (judged.reader, *judged.readers.values())
-
-        tokenizer = config.model.tokenizer_source
-        if tokenizer.startswith(TRAINED) and any(
-            isinstance(r, TokenReader) for r in judges
-        ):
-            raise ConfigError(
-                f"model.tokenizer is {tokenizer}, but {source.path} has token ids, and a tokenizer "
-                "cannot be learnt from ids. Set model.tokenizer to the tokenizer that wrote the "
-                "file."
-            )
-
+        _refuse_training_on_ids(judged, config.model.tokenizer_source, source.path)
         sources.append(judged)
     return sources
 
 
-def _first(
+def _refuse_training_on_ids(source: Source, tokenizer: str, path: str) -> None:
+    """Raise a ConfigError if a tokenizer would be trained on a source of token ids."""
+    readers = (source.reader, *source.readers.values())
+    has_ids = any(isinstance(reader, TokenReader) for reader in readers)
+    if has_ids and tokenizer.startswith(TRAINED):
+        raise ConfigError(
+            f"model.tokenizer is {tokenizer}, but {path} has token ids, and a tokenizer cannot be "
+            "trained on ids. Set model.tokenizer to the tokenizer that wrote the file."
+        )
+
+
+def _limit_files(
     files: Sequence[_File], source: FilesConfig, say: Callable[[str], None]
 ) -> Sequence[_File]:
-    """Return the first `max_files` files of a listing, which is sorted by name."""
+    """Return the first `max_files` files of a listing, which is sorted by name. Report them."""
     limit = source.max_files
     if limit is None:
         return files
@@ -129,13 +129,14 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
     data = config.data
     prompt = None if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
     target = None if data.max_target_tokens == "auto" else data.max_target_tokens
+    is_automatic = prompt is None or target is None
     max_files = tuple(source.max_files for source in (*data.sources, *data.validation))
     return PrepareSettings(
         family_kind=family_kind(config),
         tokenizer=config.model.tokenizer_source,
         max_prompt_tokens=prompt,
         max_target_tokens=target,
-        room=_find_positions(config) if None in (prompt, target) else None,
+        room=_find_max_tokens(config) if is_automatic else None,
         on_overlong=data.on_overlong,
         validation_fraction=0.0 if data.validation else data.validation_fraction,
         held_out_from=len(data.sources) if data.validation else None,
@@ -164,46 +165,54 @@ def _read_template(setting: str) -> str:
         ) from error
 
 
-def _find_positions(config: RunConfig) -> int | None:
-    """Return the maximum tokens of a prompt with its target, or None without a limit."""
+def _find_max_tokens(config: RunConfig) -> int | None:
+    """Return the maximum number of tokens of a prompt with its target. None: no limit."""
     model = config.model
     if model.start_from == "scratch":
-        default = _POSITIONS.get(model.family)
+        default = _CONTEXT_LENGTHS.get(model.family)
         shape: Mapping[str, object] = model.shape
     else:
         default = None
         shape = read_config_json(resolve_folder(model.start_from))
-        if shape.get("model_type") in ("t5", "mt5", "umt5"):
-            return None
+    if model.family == "t5" or shape.get("model_type") in _T5_TYPES:
+        return None
+
     values = (shape.get(name) for name in ("n_positions", "max_position_embeddings"))
-    positions = next((n for n in values if isinstance(n, int)), default)
+    length = next((n for n in values if isinstance(n, int)), default)
+    # Beyond a shorter length, LongRoPE uses other factors, so that length is the limit.
     rope = shape.get("rope_parameters") or shape.get("rope_scaling")
     short = short_positions(rope, shape.get("original_max_position_embeddings"))
-    positions = min((n for n in (positions, short) if n is not None), default=None)
-    # The last token of a target is never read, so it needs no position.
-    return None if positions is None or model.family == "t5" else positions + 1
+    length = min((n for n in (length, short) if n is not None), default=None)
+    # The last token of a target is never an input, so it needs no position.
+    return None if length is None else length + 1
 
 
 def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
-    """Open the prepared store and verify the hash of every file.
+    """Open the prepared store, verify its hashes, and compare it with the configuration.
+
+    Args:
+        config: The configuration.
+        sources: Also compare the source files that are on this machine.
 
     Raises:
-        DataError: The store is absent, damaged, or of other settings or `sources`.
+        DataError: The store is absent, damaged, or was prepared with other settings or files.
     """
     folder = Path(config.data.store)
     refuse_unprepared(config)
     store = TokenStore.open(folder, verify=True)
     settings = prepare_settings(config)
+    # Neither a tokenizer with the same name nor one that is trained on the data is compared by ids.
     has_same_name = settings.tokenizer == store.manifest.settings.get("tokenizer")
-    is_learnt = settings.trained_vocab_size is not None
+    is_trained = settings.trained_vocab_size is not None
+    tokenizer = None
+    if not has_same_name and not is_trained:
+        tokenizer = resolve_tokenizer(settings.tokenizer)
     differences = store_differences(
         folder,
         store.manifest,
         settings,
-        tokenizer=None
-        if has_same_name or is_learnt
-        else resolve_tokenizer(settings.tokenizer),
-        sources=_local_files(config) if sources else (),
+        tokenizer=tokenizer,
+        sources=_find_local_files(config) if sources else (),
         encoding=config.data.encoding,
     )
     if differences:
@@ -216,7 +225,7 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     return store
 
 
-def _local_files(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:
+def _find_local_files(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:
     """Return the path of each source, and its files if they are on this machine."""
     sources: list[tuple[str, list[SourceFile] | None]] = []
     for source in (*config.data.sources, *config.data.validation):

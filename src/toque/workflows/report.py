@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -26,12 +26,12 @@ from toque.reports.comparison import (
     ComparedRun,
     Comparison,
     ScoreDifference,
-    differences_of,
+    compare_scores,
 )
-from toque.reports.page import write_page
-from toque.reports.run_page import run_page
-from toque.reports.store_page import store_page
-from toque.reports.verdict import verdict_of
+from toque.reports.page import Page, write_page
+from toque.reports.run_page import build_run_page
+from toque.reports.store_page import build_store_page
+from toque.reports.verdict import judge_run
 from toque.runs.history import METRICS
 from toque.runs.places import BucketPlace, FolderPlace, is_in_a_bucket, read_small_file
 from toque.runs.run_record import CONFIG, EVALUATION, FinalScores, RunRecord
@@ -50,9 +50,9 @@ _COMPARED: Final = BucketUse(
     RunBucketError,
 )
 _LISTINGS: Final = 5
-"""Most listings of a run's checkpoints, which change while it trains."""
+"""Maximum number of listings of a run's checkpoints, which change during training."""
 _MAX_MANIFEST_BYTES: Final = 1 << 24
-"""Largest manifest that is read to distinguish a checkpoint from a store without shards."""
+"""Maximum size in bytes of a manifest that decides whether a folder is a store."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,8 @@ class WrittenPage:
 
     def __str__(self) -> str:
         """Return the path and the size of the page."""
-        return (
-            f"The report is {self.file} ({self.bytes / 1024:,.0f} KiB, opens offline)."
-        )
+        kibibytes = self.bytes / 1024
+        return f"The report is {self.file} ({kibibytes:,.0f} KiB, opens offline)."
 
 
 def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
@@ -88,22 +87,14 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
     if (folder / METRICS).is_file():
         run = RunRecord(FolderPlace(folder))
         run.read_whole()
-        page = run_page(run, folder.resolve().name, verdict=verdict_of(folder))
+        page = build_run_page(run, folder.resolve().name, verdict=judge_run(folder))
     elif (folder / "config.yaml").is_file():
         raise ConfigError(
             f"The run {folder} has no {METRICS} yet, so there is nothing to report. Training "
             "writes this file."
         )
     elif (folder / "manifest.json").is_file() or (folder / "shards").is_dir():
-        read_manifest(folder)
-        data_report = Report.read_from(folder)
-        if data_report is None:
-            raise DataError(
-                f"{folder}/report.json is missing, damaged, or of another version of Toque. Run "
-                "`toque prepare CONFIG` again with the configuration of the store. It keeps the "
-                "store and writes the report again."
-            )
-        page = store_page(folder, data_report)
+        page = _store_page(folder)
     else:
         raise ConfigError(
             f"{folder} is not a run ({METRICS}) or a store (manifest.json). Name a folder such as "
@@ -112,6 +103,23 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
 
     target = folder / "report.html" if out is None else named_path(out)
     return WrittenPage(target, write_page(target, page))
+
+
+def _store_page(folder: Path) -> Page:
+    """Return the page about a store.
+
+    Raises:
+        DataError: The store is unfinished, or its data report cannot be read.
+    """
+    read_manifest(folder)
+    data_report = Report.read_from(folder)
+    if data_report is None:
+        raise DataError(
+            f"{folder}/report.json is missing, damaged, or of another version of Toque. Run "
+            "`toque prepare CONFIG` again with the configuration of the store. It keeps the "
+            "store and writes the report again."
+        )
+    return build_store_page(folder, data_report)
 
 
 def compare(
@@ -140,7 +148,7 @@ def compare(
         with reporter.working(f"reading {record.address}"):
             compared[name] = _read_run(record, notes)
     first, *others = records
-    with reporter.working("drawing resamples"):
+    with reporter.working("computing bootstrap intervals"):
         differences = {
             other: _compare_scores(compared, first, other, notes) for other in others
         }
@@ -155,7 +163,7 @@ def compare(
 
 
 def _find_runs(runs: Sequence[Model]) -> dict[str, RunRecord]:
-    """Return the runs by their shortest unique names."""
+    """Return the records of two or more runs by their shortest unique names."""
     if len(runs) < 2:
         raise ConfigError(
             "A comparison needs at least two runs: `toque compare RUN RUN`, or compare(run, other) "
@@ -178,16 +186,17 @@ def _find_runs(runs: Sequence[Model]) -> dict[str, RunRecord]:
 
 
 def _short_name(record: RunRecord) -> str:
+    """Return the name of a run's folder, with the path of a checkpoint in it."""
     place = record.place
     name = (place.folder or PurePosixPath(place.address)).name
-    return f"{name}/{record.at}".rstrip("/")
+    return f"{name}/{record.at}" if record.at else name
 
 
 def _find_run(run: Model) -> RunRecord:
     """Return the record of a run, or of a run up to a checkpoint."""
     if not isinstance(run, TrainedRun) and is_in_a_bucket(str(run)):
-        address, at = split_address(str(run))
-        return RunRecord(BucketPlace(open_bucket(address, _COMPARED)), at=at)
+        address, step_path = split_address(str(run))
+        return RunRecord(BucketPlace(open_bucket(address, _COMPARED)), at=step_path)
     folder = existing_folder(run)
     if not folder.is_dir():
         raise ConfigError(
@@ -195,16 +204,14 @@ def _find_run(run: Model) -> RunRecord:
         )
     run_folder = run_of(folder) or folder
     refuse_links(run_folder, CheckpointError)
-    at = (
-        ""
-        if run_folder == folder
-        else folder.absolute().relative_to(run_folder).as_posix()
-    )
-    return RunRecord(FolderPlace(run_folder.resolve()), at=at)
+    step_path = ""
+    if run_folder != folder:
+        step_path = folder.absolute().relative_to(run_folder).as_posix()
+    return RunRecord(FolderPlace(run_folder.resolve()), at=step_path)
 
 
 def _read_run(record: RunRecord, notes: list[str]) -> ComparedRun:
-    """Read a run, and add a note if scores are missing."""
+    """Read a run. Add a note to `notes` if scores are missing."""
     record.read_whole()
     scores, by_text, problem = _read_scores(record)
     if problem:
@@ -214,10 +221,9 @@ def _read_run(record: RunRecord, notes: list[str]) -> ComparedRun:
 
 def _read_settings(record: RunRecord) -> Mapping[str, str]:
     """Read the values of config.yaml by their dotted names, without importing code."""
+    name = f"{record.place.address}/{CONFIG}"
     try:
-        values: Any = read_yaml(
-            record.text(CONFIG), f"{record.place.address}/{CONFIG}"
-        ).value
+        values: Any = read_yaml(record.text(CONFIG), name).value
     except ToqueError:
         return {}
     pairs = leaves(values) if isinstance(values, dict) else []
@@ -232,37 +238,39 @@ def _read_scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, st
         advice = "Download the run and evaluate the checkpoint."
     if record.place.folder is not None:
         advice = f"`toque evaluate {in_shell(run)}` writes them."
-    if not (text := record.text(EVALUATION)):
+
+    text = record.text(EVALUATION)
+    if not text:
         return {}, None, f"{run} has no final scores yet. {advice}"
     try:
         final = decode_json(text, FinalScores)
     except msgspec.DecodeError as error:
         return {}, None, f"{run}/{EVALUATION} cannot be read ({error}). {advice}"
 
+    by_text = None
+    problem = ""
     try:
         data = read_small_file(record.place, record.path_of(FILE))
-        if data is None:
-            return final.metrics, None, f"{run} has no scores per text. {advice}"
-        by_text = from_json(data)
+        by_text = None if data is None else from_json(data)
     except (OSError, BucketError, ValueError) as error:
-        return final.metrics, None, f"{run}/{FILE} cannot be read ({error}). {advice}"
-    if by_text.step != final.step:
-        return (
-            final.metrics,
-            None,
-            f"{run}/{FILE} has the scores of another step. {advice}",
-        )
-    return final.metrics, by_text, ""
+        problem = f"{run}/{FILE} cannot be read ({error}). {advice}"
+    else:
+        if by_text is None:
+            problem = f"{run} has no scores per text. {advice}"
+        elif by_text.step != final.step:
+            by_text = None
+            problem = f"{run}/{FILE} has the scores of another step. {advice}"
+    return final.metrics, by_text, problem
 
 
 def _compare_scores(
     runs: Mapping[str, ComparedRun], first: str, other: str, notes: list[str]
 ) -> list[ScoreDifference]:
-    """Compare the scores per text of two runs, if both have them."""
+    """Compare the scores per text of two runs, if both have them. Add messages to `notes`."""
     first_scores, other_scores = runs[first].by_text, runs[other].by_text
     if first_scores is None or other_scores is None:
         return []
-    differences, messages = differences_of(first_scores, other_scores)
+    differences, messages = compare_scores(first_scores, other_scores)
     notes += [f"{first} and {other}: {message}" for message in messages]
     return differences
 
@@ -296,24 +304,32 @@ def verify(path: Model) -> Verified:
             f"{folder} is not a store, checkpoint (both have manifest.json) or run (config.yaml). "
             "Name one of these."
         )
+    verify_part = _verify_store if _is_store(folder) else _verify_checkpoint
+    return Verified((verify_part(folder),))
+
+
+def _is_store(folder: Path) -> bool:
+    """Return whether a folder with a manifest is a store, even if its shards are missing."""
+    if (folder / "shards").is_dir():
+        return True
     manifest = folder / "manifest.json"
-    is_store = (folder / "shards").is_dir()
-    if not is_store and manifest.stat().st_size <= _MAX_MANIFEST_BYTES:
-        with suppress(ValueError, RecursionError):
-            value = json.loads(manifest.read_bytes())
-            is_store = isinstance(value, dict) and "shards" in value
-    return Verified(
-        (_verify_store(folder) if is_store else _verify_checkpoint(folder),)
-    )
+    if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
+        return False
+    with suppress(ValueError, RecursionError):
+        value = json.loads(manifest.read_bytes())
+        return isinstance(value, dict) and "shards" in value
+    return False
 
 
 def _verify_store(path: Path) -> str:
+    """Verify the hashes of a store and of rows saved with it. Return a line about it."""
     manifest = TokenStore.open(path, verify=True).manifest
     n_files = len(manifest.shards) + len(manifest.files) + verify_rows(path)
     return f"{path}: store of {manifest.examples:,} examples, {n_files} files, all hashes correct"
 
 
 def _verify_checkpoint(path: Path) -> str:
+    """Verify the hashes of a checkpoint. Return a line about it."""
     from toque.training.checkpoint.saved import verify_checkpoint  # loads torch
 
     checkpoint = verify_checkpoint(path)
@@ -341,30 +357,8 @@ def _verify_run(path: Path) -> list[str]:
         CheckpointError: A checkpoint is damaged. The message names all damaged parts.
         DataError: Only the store is damaged.
     """
-    lines: list[str] = []
-    errors: list[ToqueError] = []
-    verified: set[Path] = set()
-    n_removed = 0
-    for _ in range(_LISTINGS):
-        n_removed_before = n_removed
-        folders = {
-            *path.glob("checkpoints/step-*"),
-            *path.glob("best/step-*"),
-        } - verified
-        for folder in sorted(folders):
-            identity = _identity(folder)
-            try:
-                lines.append(_verify_checkpoint(folder))
-            except CheckpointError as error:
-                if identity is None or _identity(folder) != identity:
-                    # The run is training. It removed the checkpoint or is saving it again.
-                    n_removed += 1
-                    continue
-                errors.append(error)
-            verified.add(folder)
-        if n_removed == n_removed_before:
-            break
-
+    checkpoints = _verify_checkpoints(path)
+    lines, errors = checkpoints.lines, checkpoints.errors
     store = Path(load_config(path / "config.yaml").config.data.store)
     if store.exists():
         try:
@@ -373,10 +367,11 @@ def _verify_run(path: Path) -> list[str]:
             errors.append(error)
     if errors:
         kind = DataError if isinstance(errors[0], DataError) else CheckpointError
-        raise kind(
-            " ".join([*map(str, errors), f"{len(lines)} other parts are correct."])
-        )
-    if not verified and not n_removed:
+        message = " ".join(map(str, errors))
+        raise kind(f"{message} {len(lines)} other parts are correct.")
+
+    n_removed = checkpoints.n_removed
+    if not checkpoints.verified and not n_removed:
         lines.append(f"{path}: no checkpoint yet")
     if n_removed:
         noun = "checkpoint" if n_removed == 1 else "checkpoints"
@@ -386,3 +381,41 @@ def _verify_run(path: Path) -> list[str]:
     if not store.exists():
         lines.append(f"{store}: not verified: the store of the run does not exist")
     return lines
+
+
+@dataclass
+class _VerifiedCheckpoints:
+    """Outcome for the checkpoints and best models of a run."""
+
+    lines: list[str] = field(default_factory=list)
+    """A line per correct checkpoint."""
+    errors: list[ToqueError] = field(default_factory=list)
+    """An error per damaged checkpoint."""
+    verified: set[Path] = field(default_factory=set)
+    """Folders of correct and damaged checkpoints."""
+    n_removed: int = 0
+    """Number of checkpoints that the run removed or replaced during the check."""
+
+
+def _verify_checkpoints(run: Path) -> _VerifiedCheckpoints:
+    """Verify the checkpoints and best models of a run, which may be training.
+
+    If the run removes one in between, it has also saved a new one, so they are listed again.
+    """
+    result = _VerifiedCheckpoints()
+    for _ in range(_LISTINGS):
+        n_removed_before = result.n_removed
+        folders = {*run.glob("checkpoints/step-*"), *run.glob("best/step-*")}
+        for folder in sorted(folders - result.verified):
+            identity = _identity(folder)
+            try:
+                result.lines.append(_verify_checkpoint(folder))
+            except CheckpointError as error:
+                if identity is None or _identity(folder) != identity:
+                    result.n_removed += 1
+                    continue
+                result.errors.append(error)
+            result.verified.add(folder)
+        if result.n_removed == n_removed_before:
+            break
+    return result

@@ -1,4 +1,4 @@
-"""Results of workflows: a trained run, a generated text, an answer. They do not load torch."""
+"""Results of workflows: a trained run, a generated text, an answer. The module loads no torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TrainedRun:
     def history(self) -> list[dict[str, Any]]:
         """Events of metrics.jsonl, read at each access: losses, evaluations, saves, warnings.
 
-        Events of updates that were repeated after a restart are left out.
+        If a restart repeated updates, only the events of the last repetition are included.
 
         Raises:
             CheckpointError: The folder does not exist.
@@ -106,6 +106,7 @@ class TrainedRun:
         losses: list[tuple[int, float]] = []
         for event in self.history:
             if event["event"] == "step" and "loss" in event:
+                # An event may cover several updates. `losses` has the loss of each.
                 values = event.get("losses") or [event["loss"]]
                 first_step = event["step"] - len(values) + 1
                 losses += enumerate(values, start=first_step)
@@ -132,7 +133,7 @@ def model_folder(model: Model) -> Path:
 
 
 def existing_folder(model: Model) -> Path:
-    """Return the folder of a model, or its hub name. Download a checkpoint at gs:// or s3://.
+    """Return the folder of a model, or its hub name. Download a checkpoint from gs:// or s3://.
 
     Raises:
         ConfigError: The folder does not exist, and its name cannot be a hub name.
@@ -150,6 +151,7 @@ def existing_folder(model: Model) -> Path:
         raise ConfigError(
             f"{folder} is not one model. {list_steps(folder.parent)} Name one."
         )
+    # A name on the hub is also a relative path. It is a mistyped folder only if its parent exists.
     is_local = str(model).startswith(("/", "~", ".")) or folder.parent != Path()
     if folder.exists() or not is_local or not folder.parent.is_dir():
         return folder
@@ -187,7 +189,7 @@ def _download(address: str) -> Path:
 
 
 def refuse_absent_start(start: Model) -> None:
-    """Raise a CheckpointError if the start of a run is not a checkpoint or a run with one."""
+    """Raise a CheckpointError if `start` is neither a checkpoint nor a run with a checkpoint."""
     path = model_folder(start)
     is_checkpoint = (path / "manifest.json").exists()
     if not is_checkpoint and not any(path.glob("checkpoints/step-*/manifest.json")):
@@ -206,13 +208,13 @@ class Written:
     text: str
     tokens: int
     adapter: str | None = None
-    """Folder of the adapter that generated it; None if the call named no adapters."""
+    """Folder of the adapter that generated the text; None if the call named no adapters."""
     in_json: bool = False
-    """True if a schema constrained it. Recipe scores do not read JSON."""
+    """True if a schema constrained the text. JSON has no recipe scores."""
     knows_recipes: bool = True
-    """True if the model was trained on recipes, so that "How do I make ...?" requests one."""
+    """True if the model was trained on recipes, so that "How do I make ...?" requests a recipe."""
     chosen: Chosen | None = None
-    """Score by which it was chosen from several texts (best_of); None for a single text."""
+    """Score by which the text was chosen from several (best_of); None for a single text."""
 
     @property
     def is_cut(self) -> bool:
@@ -235,7 +237,7 @@ class Written:
         return text_metrics(self.prompt, self.text, knows_recipes=self.knows_recipes)
 
     def record(self) -> dict[str, Any]:
-        """Return the content of its line of JSON."""
+        """Return the text, its prompt and its scores as JSON."""
         content: dict[str, Any] = {
             "prompt": self.prompt,
             "text": self.text,
@@ -250,11 +252,9 @@ class Written:
     @property
     def heading(self) -> str:
         """Heading of the text on the console."""
-        return (
-            f"[{self.adapter}] {self.prompt}"
-            if self.adapter is not None
-            else self.prompt
-        )
+        if self.adapter is None:
+            return self.prompt
+        return f"[{self.adapter}] {self.prompt}"
 
     def __str__(self) -> str:
         """Return the text below its heading."""
@@ -266,13 +266,12 @@ def advise_on_texts(texts: Sequence[Written | Answer]) -> str:
     """Return advice if the recipes among the texts are poor, otherwise ""."""
     from toque.cooking.recipe_scores import advice_on_score
 
-    scores = [
-        score
-        for text in texts
-        if isinstance(text, Written)
-        and (score := text.metrics.get("recipe_score")) is not None
-    ]
-    return advice_on_score(sum(scores) / len(scores)) if scores else ""
+    generated = [text for text in texts if isinstance(text, Written)]
+    scores = [text.metrics.get("recipe_score") for text in generated]
+    recipe_scores = [score for score in scores if score is not None]
+    if not recipe_scores:
+        return ""
+    return advice_on_score(sum(recipe_scores) / len(recipe_scores))
 
 
 @dataclass(frozen=True)
@@ -286,7 +285,7 @@ class Answer:
     """Probability of each allowed answer; their sum is 1."""
 
     def record(self) -> dict[str, Any]:
-        """Return the content of its line of JSON."""
+        """Return the answer, its prompt and the probabilities as JSON."""
         shares = {name: round(share, 6) for name, share in self.probabilities.items()}
         return {"prompt": self.prompt, "answer": self.answer, "probabilities": shares}
 

@@ -1,4 +1,4 @@
-"""Length of a run, limited by the time of its command, with an estimate of its last steps."""
+"""Length of a run, with the time limit of its command and an estimate of the run's end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NoReturn
+
+from torch import nn
 
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream
@@ -21,20 +23,23 @@ from toque.runs.time_left import TimeLeft
 from toque.training.micro_batch import least_of
 from toque.training.stopping import CommandClock, TimeLimit
 from toque.units import Duration
-from toque.workflows.model_record import find_max_target_tokens
+from toque.workflows.trained_model.training_record import find_max_target_tokens
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
+"""Lengths of generated texts in the two measurements that are compared."""
 _SHORT_SECONDS: Final = 2.0
+"""Time that is not worth a second measurement, and the time for repetitions of one measurement."""
 _TIMED_BATCHES: Final = 2
-"""Batches of held-out examples in the measurement of an evaluation."""
+"""Number of held-out batches for which an evaluation is timed."""
 _COPIES: Final = 5
-"""Copies of the weights written at the end: a checkpoint with AdamW's state has three, the best
-model one and the finished model one."""
+"""Number of copies of the weights that are written at the end: three in a checkpoint with AdamW's
+state, one in the best model, and one in the finished model."""
 _PROBE_BYTES: Final = 8 << 20
+"""Size of the file that measures the speed of the disk."""
 _PROBING_SHARE: Final = 0.01
-"""Share of the time limit that the repetition of one measurement may take. A guess."""
+"""Share of the time limit that the repetition of one measurement may take. Not tuned."""
 _TEXTS_SHARE: Final = 0.25
-"""Largest share of the time limit for the final texts. A guess."""
+"""Maximum share of the time limit for generated texts. Not tuned."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class AfterTraining:
     ending: float
     """Seconds of the final scores, the last checkpoint and the finished model."""
     texts: float = 0.0
-    """Seconds for the texts per evaluation."""
+    """Seconds for the texts of an evaluation during training."""
     final_texts: float = 0.0
     """Seconds for the final texts."""
     each_text: float = 0.0
@@ -67,15 +72,15 @@ class AfterTraining:
 
 @dataclass(frozen=True)
 class Length:
-    """Length of training, and the limit on the time of the command."""
+    """Length of training, and the time limit of the command."""
 
     stop_after: Duration
     after: AfterTraining | None = None
     """Estimate of the end; None if it is not reported and the time is not limited."""
     limit: TimeLimit | None = None
-    """Limit on the time of the command, on the first rank only."""
+    """Time limit of the command, on the first rank only."""
     line: str = ""
-    """Text about the time limit for the banner; "" without a limit."""
+    """Description of the time limit for the banner; "" without a limit."""
 
 
 def find_length(
@@ -90,7 +95,7 @@ def find_length(
 ) -> Length:
     """Return the length of training, the same on every rank.
 
-    The time of the end is measured if it is reported or the time is limited.
+    The time of the end is measured if a reporter displays it or the time is limited.
 
     Args:
         config: The configuration.
@@ -116,7 +121,7 @@ def find_length(
         max_seconds = (
             math.inf if ranks.is_distributed else probing_seconds(config, clock)
         )
-        with reporter.working("measuring the time of evaluating and writing"):
+        with reporter.working("measuring the time of evaluations and texts"):
             after = _measure_end(
                 config, store, evaluator, scored, max_seconds=max_seconds
             )
@@ -142,30 +147,41 @@ def find_length(
         f"take about {clock_text(after.seconds)}"
     )
     if remaining.amount <= 0 and not over:
-        setting, value = "train.stop_after", stop_after
-        if config.train.time_limit and config.train.time_limit.seconds == total_seconds:
-            setting, value = "train.time_limit", config.train.time_limit
-        advice = "Increase the time"
-        if spent < total_seconds:
-            advice += (
-                ", or evaluate less (evaluation.max_examples, evaluation.generate)"
-            )
-        raise ConfigError(
-            f'{setting} is "{value}": {usage}. No time remains for training. {advice}.'
-        )
+        _refuse_time_limit(config, total_seconds, spent, usage)
     limit.stop_after = remaining
-    minutes = (
-        f"about {clock_text(60 * remaining.amount)} remain for training and evaluation"
-    )
-    at_most = ""
-    if not stop_after.total:
-        at_most = f", or {clock_text(total_seconds)} for the entire command"
     return Length(
         remaining if stop_after.total else stop_after,
         after,
         limit if ranks.is_main else None,
-        f"{at_most}: {usage}; {minutes}",
+        _describe_limit(stop_after, total_seconds, remaining, usage),
     )
+
+
+def _refuse_time_limit(
+    config: RunConfig, total_seconds: float, spent: float, usage: str
+) -> NoReturn:
+    """Raise the ConfigError about a time limit that leaves no time for training."""
+    train = config.train
+    setting, value = "train.stop_after", train.stop_after
+    if train.time_limit is not None and train.time_limit.seconds == total_seconds:
+        setting, value = "train.time_limit", train.time_limit
+    advice = "Increase the time"
+    if spent < total_seconds:
+        advice += ", or evaluate less (evaluation.max_examples, evaluation.generate)"
+    raise ConfigError(
+        f'{setting} is "{value}": {usage}. No time remains for training. {advice}.'
+    )
+
+
+def _describe_limit(
+    stop_after: Duration, total_seconds: float, remaining: Duration, usage: str
+) -> str:
+    """Describe the time limit. The banner prints it after the length of training."""
+    at_most = ""
+    if not stop_after.total:
+        at_most = f", or {clock_text(total_seconds)} for the entire command"
+    minutes = clock_text(60 * remaining.amount)
+    return f"{at_most}: {usage}; about {minutes} remain for training and evaluation"
 
 
 def probing_seconds(config: RunConfig, clock: CommandClock) -> float:
@@ -184,26 +200,27 @@ def predict_time(
     *,
     n_texts: int,
 ) -> TimeLeft | None:
-    """Predict the time of a run with `n_texts` at its end. None: nothing was measured."""
+    """Predict the time of a run with `n_texts` final texts. None: nothing was measured."""
     if length.after is None or update_seconds is None:
         return None
     stop = length.stop_after
     totals = stream.totals(stop)
-    training = totals.get("steps", 0.0) * update_seconds
+    training_seconds = totals.get("steps", 0.0) * update_seconds
     if stop.seconds is not None:
-        training = stop.seconds
-        totals = {"steps": training / update_seconds} | totals
-    totals = {"minutes": training / 60} | totals
+        training_seconds = stop.seconds
+        totals = {"steps": training_seconds / update_seconds} | totals
+    totals = {"minutes": training_seconds / 60} | totals
     after = length.after
+    limit_ends_run = length.limit is not None and length.limit.length is None
     return TimeLeft(
         stop,
         evaluate_every,
         expected=totals,
-        training_seconds=training,
+        training_seconds=training_seconds,
         evaluation_seconds=after.evaluating + after.texts,
         final_seconds=after.evaluating + after.final_texts + after.ending,
         n_texts=n_texts,
-        counts_evaluations=length.limit is not None and length.limit.length is None,
+        counts_evaluations=limit_ends_run,
     )
 
 
@@ -219,19 +236,7 @@ def _measure_end(
 
     A measurement that took `max_seconds` is not repeated.
     """
-    heldout, model = evaluator.heldout, evaluator.model
-    rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
-    n_timed = _TIMED_BATCHES * rows * heldout.share[1]
-    weights = None if heldout.weights is None else heldout.weights[:n_timed]
-    part = replace(heldout, rows=heldout.rows[:n_timed], weights=weights)
-
-    def time_part() -> float:
-        began = time.perf_counter()
-        part(model)
-        return time.perf_counter() - began
-
-    seconds = least_of(time_part, budget_seconds=0.0, most_seconds=max_seconds)
-    evaluating = seconds * len(heldout.rows) / max(1, len(part.rows))
+    evaluating = _measure_evaluation(evaluator, max_seconds)
     # The final scores evaluate each example once, or twice if there are other tasks.
     n_evaluations = 1 if config.data.tasks == ("write",) else 2
 
@@ -242,28 +247,48 @@ def _measure_end(
     texts = estimate_texts_seconds(
         evaluator, evaluator.sampler, limit, max_seconds=max_seconds
     )
-
-    n_bytes = sum(
-        p.numel() * p.element_size() for p in model.parameters() if p.requires_grad
+    n_texts = len(scored.prompts) + len(evaluator.sampler.prompts)
+    return AfterTraining(
+        evaluating,
+        n_evaluations * evaluating + _measure_saving(config, evaluator.model),
+        texts=texts,
+        final_texts=final_texts,
+        each_text=(final_texts + texts) / max(1, n_texts),
     )
+
+
+def _measure_evaluation(evaluator: Evaluator, max_seconds: float) -> float:
+    """Estimate the seconds of a held-out loss from a few batches."""
+    heldout, model = evaluator.heldout, evaluator.model
+    rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
+    n_ranks = heldout.share[1]
+    n_timed = _TIMED_BATCHES * rows * n_ranks
+    weights = None if heldout.weights is None else heldout.weights[:n_timed]
+    part = replace(heldout, rows=heldout.rows[:n_timed], weights=weights)
+
+    def time_part() -> float:
+        began = time.perf_counter()
+        part(model)
+        return time.perf_counter() - began
+
+    seconds = least_of(time_part, budget_seconds=0.0, most_seconds=max_seconds)
+    return seconds * len(heldout.rows) / max(1, len(part.rows))
+
+
+def _measure_saving(config: RunConfig, model: nn.Module) -> float:
+    """Estimate the seconds of the last files from the time of a small file on the same disk."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    n_bytes = sum(p.numel() * p.element_size() for p in trained)
     try:
         began = time.perf_counter()
         with tempfile.TemporaryFile(dir=config.run_dir) as file:
             file.write(bytes(_PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        saving = _COPIES * n_bytes * (time.perf_counter() - began) / _PROBE_BYTES
-    except OSError:  # a full disk is reported when the run saves
-        saving = 0.0
-
-    n_texts = len(scored.prompts) + len(evaluator.sampler.prompts)
-    return AfterTraining(
-        evaluating,
-        n_evaluations * evaluating + saving,
-        texts=texts,
-        final_texts=final_texts,
-        each_text=(final_texts + texts) / max(1, n_texts),
-    )
+        seconds_per_byte = (time.perf_counter() - began) / _PROBE_BYTES
+    except OSError:
+        return 0.0  # a full disk is reported when the run saves
+    return _COPIES * n_bytes * seconds_per_byte
 
 
 def estimate_texts_seconds(
@@ -285,11 +310,9 @@ def estimate_texts_seconds(
             sampler.written(model, ids, tokens)
             return time.perf_counter() - began
 
-        return (
-            extrapolate_seconds(time_texts, limit, max_seconds=max_seconds)
-            if ids
-            else 0.0
-        )
+        if not ids:
+            return 0.0
+        return extrapolate_seconds(time_texts, limit, max_seconds=max_seconds)
 
 
 def extrapolate_seconds(
@@ -308,10 +331,8 @@ def extrapolate_seconds(
     if upper_bound < _SHORT_SECONDS or n_tokens <= _MORE_TOKENS:
         return upper_bound
     more = least_of(lambda: time_texts(_MORE_TOKENS), at_least=1, budget_seconds=budget)
-    # A disturbed measurement may be shorter for more tokens. Then assume the slowest token.
-    per_token = (
-        (more - few) / (_MORE_TOKENS - _FEW_TOKENS)
-        if more > few
-        else more / _MORE_TOKENS
-    )
+    per_token = (more - few) / (_MORE_TOKENS - _FEW_TOKENS)
+    if more <= few:
+        # A disturbed measurement may be shorter for more tokens. Then assume the slowest token.
+        per_token = more / _MORE_TOKENS
     return few + per_token * (n_tokens - _FEW_TOKENS)

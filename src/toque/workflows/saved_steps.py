@@ -28,6 +28,7 @@ def run_of(folder: Path) -> Path | None:
     kind, *above = folder.absolute().parents
     if not is_step(folder.absolute().name) or kind.name not in KINDS or not above:
         return None
+    # A checkpoint that was set aside is in RUN/set-aside/TIME/checkpoints.
     is_aside = len(above) > 2 and above[1].name == SET_ASIDE
     return above[2] if is_aside else above[0]
 
@@ -51,9 +52,9 @@ def list_steps(run: Path) -> str:
     """Return a sentence that lists the checkpoints and best models of a run."""
     folders = sorted(path for kind in KINDS for path in (run / kind).glob("step-*"))
     names = [path.relative_to(run).as_posix() for path in folders if is_step(path.name)]
-    return (
-        f"{run} has {', '.join(names)}." if names else f"{run} has no checkpoint yet."
-    )
+    if not names:
+        return f"{run} has no checkpoint yet."
+    return f"{run} has {', '.join(names)}."
 
 
 def find_step(run: Path, step: int) -> Path:

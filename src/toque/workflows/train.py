@@ -1,4 +1,4 @@
-"""Training of a run, from the state of its folder to its finished model."""
+"""Training of a run, from its locked folder to its finished model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from toque.config import Resolved, RunConfig, config_sha256
 from toque.config.user_code import refuse_foreign_code
@@ -18,7 +18,7 @@ from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, 
 from toque.evaluation.evaluator import goal_of
 from toque.evaluation.text_scores import ScoresByTask
 from toque.reporter import SILENT, Reporter
-from toque.reports.verdict import verdict_of
+from toque.reports.verdict import judge_run
 from toque.runs.run_files import refuse_users_address, refuse_users_folder
 from toque.storage.bucket import RUNS, Bucket, BucketError, is_remote, open_bucket
 from toque.storage.bucket_lock import BucketLock
@@ -38,7 +38,7 @@ from toque.training.distributed.process_group import (
     versions,
     while_others_wait,
 )
-from toque.training.observers.metrics_log import write_after
+from toque.training.observers.metrics_log import write_after_event
 from toque.training.observers.watchers import Watchers
 from toque.training.stopping import (
     INTERRUPTED,
@@ -53,16 +53,17 @@ from toque.workflows.prepare import prepare_if_absent
 from toque.workflows.prepared_store import is_prepared, open_store
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
-from toque.workflows.run_folder import (
-    LoggedReporter,
-    checkpoint_to_continue,
-    load_start_weights,
+from toque.workflows.run_folder.access import (
     lock_run_folder,
-    prepare_run_folder,
     refuse_small_disk,
-    start_folder,
     write_config,
 )
+from toque.workflows.run_folder.continuation import (
+    checkpoint_to_continue,
+    prepare_run_folder,
+)
+from toque.workflows.run_folder.run_log import LoggedReporter
+from toque.workflows.run_folder.weights import load_start_weights, start_folder
 
 
 def train(
@@ -89,72 +90,138 @@ def train(
                 ranks, versions() | {"the configuration (its SHA-256)": config_hash}
             )
         config = _localise(config)
-        settings = config.config
-        folder = Path(settings.run_dir)
+        folder = Path(config.config.run_dir)
         refuse_links(folder, CheckpointError)
         refuse_users_folder(folder)
         # Only the first rank prints, writes and uploads.
         logged = LoggedReporter(reporter if ranks.is_main else SILENT)
         reporter = logged if ranks.is_main else SILENT
-        watchers = _watchers(settings, callbacks) if ranks.is_main else None
+        watchers = _build_watchers(config.config, callbacks) if ranks.is_main else None
         weights = None if start is None else start_folder(start)
         with ExitStack() as stack:
             # The store, the folder and the bucket are locked before anything is written to them.
-            store = _lock_store(settings, ranks, reporter, stack, prepare=prepare)
-            if ranks.is_main:
-                stack.enter_context(lock_run_folder(folder))
-                stack.enter_context(logged.writing(folder))
-            if ranks.is_distributed:
-                refuse_unshared_folder(folder, ranks)
-            uploads = None
-            if ranks.is_main:
-                begin = partial(
-                    prepare_run_folder,
-                    config,
-                    store,
-                    reporter.notice,
-                    resume=resume,
-                    start=weights,
-                )
-                uploads = stack.enter_context(
-                    _begin(settings, begin, say=reporter.notice, upload=upload)
-                )
-            if watchers is not None:
-                stack.enter_context(_finish_trackers(watchers, reporter))
-
-            newest = partial(
-                checkpoint_to_continue, settings, store, reporter.notice, start=weights
-            )
-            checkpoint = broadcast_checkpoint(newest, ranks)
-            run = build_run(
-                settings,
+            store = _lock_store(config.config, ranks, reporter, stack, prepare=prepare)
+            uploads = _lock_run(
+                config,
                 store,
                 ranks,
+                logged,
+                stack,
+                resume=resume,
+                weights=weights,
+                upload=upload,
+            )
+            if watchers is not None:
+                stack.enter_context(_finish_trackers(watchers, reporter))
+            session = _run_session(
+                config,
+                store,
+                ranks,
+                weights=weights,
                 watchers=watchers,
                 uploads=uploads,
                 clock=clock,
                 reporter=reporter,
-                checkpoint=checkpoint,
             )
-            was_over = checkpoint is not None and run.trainer.is_over
-            _announce(run, reporter, was_over=was_over)
-            if weights is not None and checkpoint is None:
-                load_start_weights(run.trainer, store, weights, reporter.notice)
-                if run.evaluator.limit is not None:
-                    run.evaluator.limit.from_scratch = False
-            if ranks.is_main:
-                refuse_small_disk(run.trainer, settings)
-                write_config(config)
-            end = run.trainer.fit()
-            result, verdict = _finish_session(run, end, reporter)
             ended_at = time.perf_counter()
-            if uploads is not None and not result.interrupted:
+            if uploads is not None and not session.result.interrupted:
                 uploads.upload_model()
+        # The end of the context has waited for the uploads.
         if uploads is not None:
-            write_after(folder, {"uploads": time.perf_counter() - ended_at})
-    if reporter is not SILENT and not was_over:
-        _conclude(folder, verdict, logged)
-    return result
+            write_after_event(folder, {"uploads": time.perf_counter() - ended_at})
+    if ranks.is_main and not session.was_over:
+        _print_verdicts(folder, session.model_verdict, logged)
+    return session.result
+
+
+class _SessionEnd(NamedTuple):
+    """End of a training session."""
+
+    result: TrainedRun
+    model_verdict: str
+    """Advice if the model is poor, otherwise ""."""
+    was_over: bool
+    """True if the run had reached its end in an earlier session."""
+
+
+def _run_session(
+    config: Resolved,
+    store: TokenStore,
+    ranks: Ranks,
+    *,
+    weights: Path | None,
+    watchers: Watchers | None,
+    uploads: Uploads | None,
+    clock: CommandClock,
+    reporter: Reporter,
+) -> _SessionEnd:
+    """Continue or begin the run of a locked folder, train it, and write its model.
+
+    `weights` is a checkpoint with the first weights of a new run.
+    """
+    settings = config.config
+    newest = partial(
+        checkpoint_to_continue, settings, store, reporter.notice, start=weights
+    )
+    checkpoint = broadcast_checkpoint(newest, ranks)
+    run = build_run(
+        settings,
+        store,
+        ranks,
+        watchers=watchers,
+        uploads=uploads,
+        clock=clock,
+        reporter=reporter,
+        checkpoint=checkpoint,
+    )
+    was_over = checkpoint is not None and run.trainer.is_over
+    _announce(run, reporter, was_over=was_over)
+    if weights is not None and checkpoint is None:
+        load_start_weights(run.trainer, store, weights, reporter.notice)
+        if run.evaluator.limit is not None:
+            run.evaluator.limit.from_scratch = False
+    if ranks.is_main:
+        refuse_small_disk(run.trainer, settings)
+        write_config(config)
+    end = run.trainer.fit()
+    result, model_verdict = _finish_session(run, end, reporter)
+    return _SessionEnd(result, model_verdict, was_over)
+
+
+def _lock_run(
+    config: Resolved,
+    store: TokenStore,
+    ranks: Ranks,
+    logged: LoggedReporter,
+    stack: ExitStack,
+    *,
+    resume: str | None,
+    weights: Path | None,
+    upload: bool,
+) -> Uploads | None:
+    """Lock and prepare the run's folder and bucket, until `stack` ends. Return the uploads.
+
+    Ranks other than the first only check that they share the folder.
+    """
+    folder = Path(config.config.run_dir)
+    if ranks.is_main:
+        stack.enter_context(lock_run_folder(folder))
+        stack.enter_context(logged.writing(folder))
+    if ranks.is_distributed:
+        refuse_unshared_folder(folder, ranks)
+    if not ranks.is_main:
+        return None
+    prepare = partial(
+        prepare_run_folder,
+        config,
+        store,
+        logged.notice,
+        resume=resume,
+        start=weights,
+    )
+    return stack.enter_context(
+        _upload_until_end(config.config, prepare, say=logged.notice, upload=upload)
+    )
 
 
 def _announce(run: Run, reporter: Reporter, *, was_over: bool) -> None:
@@ -183,9 +250,9 @@ def _finished_message(config: RunConfig, progress: Progress) -> str:
     )
 
 
-def _conclude(folder: Path, model_verdict: str, logged: LoggedReporter) -> None:
+def _print_verdicts(folder: Path, model_verdict: str, logged: LoggedReporter) -> None:
     """Print that the model is poor, or else the bottleneck of the run. Log both."""
-    bottleneck = verdict_of(folder)
+    bottleneck = judge_run(folder)
     if bottleneck is None:
         return
     with logged.writing(folder):
@@ -199,21 +266,21 @@ def _conclude(folder: Path, model_verdict: str, logged: LoggedReporter) -> None:
 def _finish_session(
     run: Run, end: RunEnd, reporter: Reporter
 ) -> tuple[TrainedRun, str]:
-    """Score and write the model if training ended. Return the run and a verdict on the model."""
+    """Score and write the model, unless training was stopped. Return the run and a verdict."""
     result = TrainedRun(Path(run.config.run_dir), end.progress.step, end.reason)
     if result.interrupted or result.reason == TAKEN_OVER:
         return result, ""
+    # If one of several ranks exits, the rest wait for it.
     is_distributed = run.evaluator.ranks.is_distributed
     try:
         with nullcontext() if is_distributed else leaving_on_signal():
             return result, finish(run, reporter)
-    except (
-        Interrupted
-    ):  # the last checkpoint is saved, so the same command finishes the run
+    except Interrupted:
+        # The last checkpoint is saved, so the same command finishes the run.
         return replace(result, reason=INTERRUPTED), ""
 
 
-def _watchers(config: RunConfig, callbacks: Sequence[object]) -> Watchers:
+def _build_watchers(config: RunConfig, callbacks: Sequence[object]) -> Watchers:
     """Build the watchers of a run.
 
     Raises:
@@ -226,12 +293,12 @@ def _watchers(config: RunConfig, callbacks: Sequence[object]) -> Watchers:
         run=Path(config.run_dir),
         settings=config.model_dump(mode="json"),
         scores=RECIPE_SCORES,
-        bridge=partial(_bridge, config),
+        bridge=partial(_wrap_trainer_callback, config),
     )
 
 
-def _bridge(config: RunConfig, callback: object) -> object:
-    """Return a callback, wrapped if it is a callback of transformers' Trainer."""
+def _wrap_trainer_callback(config: RunConfig, callback: object) -> object:
+    """Wrap a callback of transformers' Trainer. Return any other callback unchanged."""
     kinds = {(kind.__module__, kind.__name__) for kind in type(callback).__mro__}
     if ("transformers.trainer_callback", "TrainerCallback") not in kinds:
         return callback
@@ -299,26 +366,26 @@ def _localise(resolved: Resolved) -> Resolved:
 
 
 @contextmanager
-def _begin(
+def _upload_until_end(
     config: RunConfig,
-    begin: Callable[[Bucket | None], None],
+    prepare: Callable[[Bucket | None], None],
     *,
     say: Callable[[str], None],
     upload: bool,
 ) -> Iterator[Uploads | None]:
-    """Lock the run's folder in its bucket, prepare the run folder, and upload until the end.
+    """Lock the run's folder in its bucket, call `prepare`, and upload until the context ends.
 
-    `begin` prepares the run folder. It receives the folder in the bucket, or None.
+    `prepare` prepares the run folder. It receives the folder in the bucket, or None.
     """
     if config.checkpoint.upload is None or not upload:
-        begin(None)
+        prepare(None)
         yield None
         return
     run = Path(config.run_dir)
     bucket = open_bucket(config.checkpoint.upload.rstrip("/"), RUNS)
     refuse_users_address(bucket)
     with BucketLock(bucket) as lock:
-        begin(bucket)
+        prepare(bucket)
         uploads = Uploads(run, bucket, lock, keep_last=config.train.keep_last)
         try:
             with uploads:
@@ -339,7 +406,7 @@ def _finish_trackers(watchers: Watchers, reporter: Reporter) -> Iterator[None]:
         failed = False
     finally:
         page = None
-        run = current_path(watchers.run)
+        run = current_path(watchers.run)  # the user may have moved the folder
         if watchers.open_feeds:
             try:
                 page = report(run).file
@@ -358,6 +425,7 @@ def _lock_store(
     prepare: bool,
 ) -> TokenStore:
     """Open the store, compare it with the configuration, and lock it until `stack` ends."""
+    opened: list[TokenStore] = []
 
     def open_on_main_rank() -> None:
         if prepare:
@@ -367,7 +435,6 @@ def _lock_store(
         with reporter.working(f"hashing {config.data.store}"):
             opened.append(open_store(config))
 
-    opened: list[TokenStore] = []
     while_others_wait(ranks, open_on_main_rank)
     if ranks.is_main:
         return opened[0]

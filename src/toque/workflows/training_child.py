@@ -1,7 +1,7 @@
 """Training in a forked child process.
 
 The parent imports this module before it forks, so that its children share the imports. A child then
-starts in a moment, instead of the seconds for torch and transformers.
+starts in tenths of a second. The imports of torch and transformers alone take seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ for name in _PRELOADED:
 def train_in_child(
     config: Resolved, log: Path, *, callbacks: Sequence[object] = ()
 ) -> int:
-    """Train with messages in `log`. Return the exit code of the command."""
+    """Train with messages in `log`. Return the exit code of `toque train`."""
     reporter = LogReporter(log)
     try:
         run = train(config, callbacks=callbacks, reporter=reporter)

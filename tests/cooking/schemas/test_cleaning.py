@@ -9,7 +9,9 @@ from toque.cooking.schemas.cleaning import (
     clean_steps,
     clean_text,
     clean_title,
+    is_list_in_line,
     is_subheading,
+    listed_lines,
 )
 
 
@@ -247,3 +249,70 @@ def test_commas_at_the_end_and_glued_headings_of_steps():
     steps = ["FOR THE SAUCEIn a bowl, mix peas,", "Then eat,", "MINTCo leaves"]
     right = ("FOR THE SAUCE: In a bowl, mix peas.", "Then eat.", "MINTCo leaves")
     assert clean_steps(steps, Counter()) == right
+
+
+@pytest.mark.parametrize(
+    ("line", "clean"),
+    [
+        ("4 tablespoons ghee –", "4 tablespoons ghee"),
+        ("3 tablespoons Curd,", "3 tablespoons Curd"),
+        ("1/2 Cinnamon- ‘'", "1/2 Cinnamon"),
+        ('1 pan, 8"', '1 pan, 8"'),
+        ("1 can peas (drained)", "1 can peas (drained)"),
+    ],
+)
+def test_loose_marks_at_the_end_of_an_ingredient_are_removed(line, clean):
+    assert clean_ingredients([line], Counter()) == (clean,)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_list"),
+    [
+        ("1 large or small banana 1/2 cup of ice 1/2 cup coconut chips 1/2 cup water", True),
+        ("1 cup vegetable stock or 1 cup chicken stock or 1 cup of boiling water", False),
+        ("1 cup butter plus 2 tablespoons butter for the pan, at room temperature", False),
+    ],
+)  # fmt: skip
+def test_a_list_on_one_line_may_contain_a_choice(line, is_list):
+    assert is_list_in_line(line) == is_list
+
+
+def test_a_heading_is_not_written_twice_before_its_step():
+    steps = ["For the dough:", "For the dough : mix peas and flour.", "Bake it."]
+    assert clean_steps(steps, Counter()) == (
+        "For the dough : mix peas and flour.",
+        "Bake it.",
+    )
+
+
+def test_a_number_that_ends_a_remark_is_not_a_step_number():
+    steps = ["Heat the oven to 180 °C (gas", "4) and boil the peas.", "1) Eat."]
+    assert clean_steps(steps, Counter()) == (
+        "Heat the oven to 180 °C (gas 4) and boil the peas.",
+        "Eat.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "clean"),
+    [("1 teaspoon • Coriander", "1 teaspoon Coriander"), ("• 1 pea", "1 pea")],
+)
+def test_bullets_within_an_ingredient_are_removed(line, clean):
+    assert clean_ingredients([line], Counter()) == (clean,)
+
+
+def test_numbers_glued_to_their_steps_and_long_headings():
+    steps = ["1.Boil the peas. 2.Mash them.", "Second Fold (Tri-Fold or Letter Fold):"]
+    assert clean_steps([*steps, "Fold the dough."], Counter()) == (
+        "Boil the peas.",
+        "Mash them.",
+        "Second Fold (Tri-Fold or Letter Fold): Fold the dough.",
+    )
+
+
+def test_only_the_list_of_an_article_is_steps():
+    notes: Counter[str] = Counter()
+    text = "I love peas.\n \tBoil peas.\n \tMash them.\n \tEat.\n\nMore:\n \tPea jam"
+    assert listed_lines(text, notes) == " \tBoil peas.\n \tMash them.\n \tEat."
+    assert notes.total() == 1
+    assert listed_lines("Boil peas.\n \tEat.", notes) == "Boil peas.\n \tEat."

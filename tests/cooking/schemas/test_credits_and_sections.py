@@ -6,8 +6,10 @@ import pytest
 
 from toque.cooking.examples import UNKNOWN, examples_of
 from toque.cooking.recipe import Recipe
+from toque.cooking.schemas.credits import without_credits
 from toque.cooking.schemas.fields import records_of
 from toque.cooking.schemas.normalize import recipe_of
+from toque.cooking.schemas.sections import EQUIPMENT, SECTIONS, without_sections
 
 LINES = [
     "2 cups dried peas",
@@ -462,3 +464,40 @@ def test_texts_about_the_dish_before_the_steps_go(line):
 )  # fmt: skip
 def test_first_steps_that_only_look_like_texts_stay(line):
     assert read(directions=[line, *STEPS])[0].steps == (line, *STEPS)
+
+
+@pytest.mark.parametrize(
+    ("heading", "title", "steps"),
+    [
+        ("BISCUITS", "Copycat Cheddar Biscuit", ""),
+        ("Vegetarian Spring Roll", "Vegetarian Spring Rolls with Peas", ""),
+        ("Garlic Lime Hoisin Sauce", "Rolls", "Roll. Garlic Lime Hoisin Sauce: Crush."),
+    ],
+)
+def test_a_heading_repeats_the_title_or_heads_steps(heading, title, steps):
+    foods = ("2 cups peas", "1 cup flour", "3 eggs")
+    lines = (foods[0], heading, *foods[1:])
+    notes: Counter[str] = Counter()
+    assert without_sections(lines, notes, title=title, steps=steps) == foods
+    assert notes == {SECTIONS: 1}
+
+
+def test_a_food_of_the_title_is_an_ingredient():
+    lines = ("2 cups peas", "Chicken", "Olive oil", "3 eggs", "1 lime")
+    title = "Chicken with Olive Oil"
+    assert without_sections(lines, Counter(), title=title, steps="Heat.") == lines
+
+
+@pytest.mark.parametrize(
+    "tool",
+    ["8 ice pop sticks or wooden coffee stirrers", "10-inch nonstick frying pan"],
+)
+def test_sticks_and_pans_are_equipment(tool):
+    notes: Counter[str] = Counter()
+    assert without_sections(("2 cups peas", tool), notes) == ("2 cups peas",)
+    assert notes == {EQUIPMENT: 1}
+
+
+def test_a_note_on_work_done_ahead_is_not_a_step():
+    steps = ("Boil the peas.", "Do Ahead: Peas can be cooked 3 days ahead. Chill.")
+    assert without_credits(steps, Counter()) == steps[:1]

@@ -86,10 +86,8 @@ def test_the_cut_schema_is_refused(recipes, read_file):
         read_file(recipes / "ingredient_lines_labelled.csv")
 
 
-DAMAGED = {
-    62,
-    277,
-}  # rows of foodcom_RAW_recipes.csv: no method, and a cup without its number
+# Rows of foodcom_RAW_recipes.csv without a method, or with units without their numbers.
+DAMAGED = {62, 124, 277}
 
 
 def test_food_com_fields_are_the_cells(recipes, readings):

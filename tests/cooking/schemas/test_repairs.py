@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 
 from toque.cooking.schemas.repairs import (
+    is_cut_off,
     only_a_link,
     rejoined,
     untokenised,
@@ -270,3 +271,64 @@ def test_apostrophes_that_an_export_lost(title, right):
     notes: Counter[str] = Counter()
     assert with_apostrophes(title, notes) == (right or title)
     assert notes.total() == bool(right)
+
+
+@pytest.mark.parametrize(
+    ("line", "repaired"),
+    [
+        ("Cook the peas 3 5 minutes.", "Cook the peas 3-5 minutes."),
+        ("Bake 25 30 min. or more", "Bake 25-30 min. or more"),
+        ("Bake at 350 20 minutes.", "Bake at 350 20 minutes."),
+        ("Turn it 2 10 minutes apart.", "Turn it 2 10 minutes apart."),
+        ("Bake for 1 2 minutes", "Bake for 1-2 minutes"),
+        ("Form three layers. .", "Form three layers."),
+        ("Wait . . . and eat.", "Wait . . . and eat."),
+        ("Mix with ** 1/2 cup oil.", "Mix with 1/2 cup oil."),
+        ("A pan of 8 * 8 inches", "A pan of 8 * 8 inches"),
+    ],
+)
+def test_lost_dashes_and_stray_marks(line, repaired):
+    assert without_misprints([line], Counter()) == [repaired]
+
+
+def test_footnotes_glued_into_a_sentence_are_removed():
+    lines = [
+        "SiftYou can use a sieve for this, too. the flour.",
+        "McCoy peas. Then mix.",
+    ]
+    notes: Counter[str] = Counter()
+    assert without_misprints(lines, notes) == ["Sift the flour.", lines[1]]
+    assert notes == {"recipes with footnotes removed": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "repaired"),
+    [
+        ("1/4 teaspoon tsp cumin", "1/4 teaspoon cumin"),
+        ("1 pkt -Active yeast", "1 pkt Active yeast"),
+        ("30 g yeast, -=OR=-", "30 g yeast"),
+        ("Fry for 1 to2 minutes", "Fry for 1 to 2 minutes"),
+        ("Mix for 10  15 minutes", "Mix for 10-15 minutes"),
+    ],
+)
+def test_doubled_units_and_marks_of_a_program(line, repaired):
+    assert without_misprints([line], Counter()) == [repaired]
+
+
+def test_a_size_cut_at_its_decimal_point_is_joined():
+    steps = ["remove the peas from the heat and spread them in a 10", "5 x 15 inch pan"]
+    assert rejoined(steps, Counter(), anywhere=True) == [
+        "remove the peas from the heat and spread them in a 10.5 x 15 inch pan"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "is_cut"),
+    [
+        ("Prepare the topping. and sea salt. Simmer for 5 minutes.", True),
+        ("Boil the peas. And then the dill.", False),
+        ("Heat it approx. and stir.", False),
+    ],
+)
+def test_a_sentence_without_its_beginning(step, is_cut):
+    assert is_cut_off(step) == is_cut

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from toque.config.schema_methods import StageFilters
-from toque.data.loader.curriculum import StagedPlan, selected, stage_seed
+from toque.data.loader.curriculum import StagedPlan, select_examples, stage_seed
 from toque.data.loader.epoch_plan import EpochPlan, Update
 from toque.data.loader.packing import RowShape
 from toque.errors import CheckpointError, ConfigError
@@ -108,16 +108,16 @@ def test_a_run_is_continued_from_any_step_though_its_epochs_were_expected_otherw
     plan = of_short_epochs()
     for update in walk(plan, 199):
         at = TrainerState(Progress(epoch=update.epoch), update.cursor, None, False)
-        at.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
+        at.refuse_other_data(SimpleNamespace(plan_update=plan.at), where="here")
     earlier = replace(
         at, progress=Progress(epoch=at.progress.epoch + 45.0)
     )  # of version 0.1.0
-    earlier.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
+    earlier.refuse_other_data(SimpleNamespace(plan_update=plan.at), where="here")
     far = replace(at, progress=Progress(epoch=at.progress.epoch - 1.1))
     with pytest.raises(
         CheckpointError, match="a position that this data does not have"
     ):
-        far.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
+        far.refuse_other_data(SimpleNamespace(plan_update=plan.at), where="here")
 
 
 def test_in_epochs_the_run_ends_where_it_should() -> None:
@@ -161,7 +161,11 @@ def test_a_bound_is_rounded_as_the_values_are_and_lets_the_unknown_pass() -> Non
         "n_steps": np.array([6, 6, 6, 7]),
     }
     store, rows = SimpleNamespace(column=columns.get), np.arange(4)
-    assert selected(store, rows, StageFilters(min_quality=0.7)).tolist() == [0, 2, 3]
-    assert selected(
+    assert select_examples(store, rows, StageFilters(min_quality=0.7)).tolist() == [
+        0,
+        2,
+        3,
+    ]
+    assert select_examples(
         store, rows, StageFilters(min_quality=0.7, max_steps=6)
     ).tolist() == [0, 2]

@@ -71,7 +71,7 @@ def test_windows_packed_at_once_are_packed_as_each_alone(shape: RowShape) -> Non
         lengths.reshape(20, 100) for lengths in recipe_lengths(2000, seed=4)
     )
     placed = pack_windows(source, target, shape)
-    items, counts = placed.by_row()
+    items, counts = placed.sort_by_row()
     for window in range(20):
         alone = pack(source[window], target[window], shape)
         assert placed.n_rows[window] == len(alone)

@@ -20,7 +20,7 @@ class Read(RowStream):
 
     together: threading.Barrier | None = None
 
-    def collated(self, cursor, update):
+    def collate(self, cursor, update):
         if self.together is not None:
             self.together.wait()
         return update
@@ -51,13 +51,13 @@ def test_leaving_early_ends_the_threads(row_stream):
 class Damaged:
     def __init__(self, stream, good):
         self.stream, self.good, self.readers = stream, good, 1
-        self.collated = stream.collated
+        self.collate = stream.collate
 
-    def planned(self, cursor):
+    def plan_update(self, cursor):
         if self.good == 0:
             raise DataError("shard 3 is truncated")
         self.good -= 1
-        return self.stream.planned(cursor)
+        return self.stream.plan_update(cursor)
 
 
 def test_an_error_reaches_the_loop_in_its_turn(row_stream):

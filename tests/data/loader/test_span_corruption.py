@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toque.data.loader.span_corruption import SHORTEST, SpanCorruption
-from toque.data.loader.span_corruption import _segments as segments
+from toque.data.loader.span_corruption import _split_randomly as segments
 from toque.keyed_random import key_of
 
 END = 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fixtures.stores import Made
 from store_checks import content, continues, interrupted_after, prepared
 from toque.data.prepare import duplicates as near
-from toque.data.prepare.dedup_and_split import Division, RowKeys, divide
+from toque.data.prepare.dedup_and_split import Division, RowKeys, dedup_and_split
 from toque.data.prepare.duplicates import find_clusters, signatures
 from toque.data.prepare.store_plan import PrepareSettings
 
@@ -187,7 +187,9 @@ def divided(rows: list[Row], **changes: object) -> Division:
     key, task, starts = (
         np.array(c, k) for c, k in zip(zip(*rows, strict=True), kinds, strict=True)
     )
-    return divide(RowKeys(key, key % np.uint64(3), key, task, starts), settings)
+    return dedup_and_split(
+        RowKeys(key, key % np.uint64(3), key, task, starts), settings
+    )
 
 
 def test_the_first_of_equal_records_is_kept_with_all_its_tasks() -> None:

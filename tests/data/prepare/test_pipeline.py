@@ -38,7 +38,7 @@ def test_read_is_kept_plus_dropped(made: Made) -> None:
         "targets": 0,
         "target_tokens": 0,
     }
-    assert report.counted() == "Read 33 records: kept 30, dropped 3."
+    assert report.describe_counts() == "Read 33 records: kept 30, dropped 3."
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
@@ -255,7 +255,7 @@ def test_what_was_cut_is_counted_in_the_rows_in_use(
     }  # fmt: skip
     assert (
         f"{n} targets were cut and lost {lost:,} tokens ({lost / text:.2%}"
-        in " ".join(report.losses())
+        in " ".join(report.describe_losses())
     )
 
 
@@ -290,7 +290,9 @@ def test_a_limit_on_examples_is_counted(made: Made) -> None:
     assert int((result.store.split != 255).sum()) == 12
     # Of the records that are not kept one is no JSON; three were only not asked for.
     assert report.lost == report.read - report.kept - 3 == 1
-    assert report.counted().endswith("kept 12, dropped 1, left 3 beyond max_examples.")
+    assert report.describe_counts().endswith(
+        "kept 12, dropped 1, left 3 beyond max_examples."
+    )
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])

@@ -280,6 +280,9 @@ def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(
     )  # as the system does when memory is short
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 3, out
-    assert "A worker process ended, probably because the system killed it" in out
+    assert (
+        "A worker process ended unexpectedly, probably because the system killed it"
+        in out
+    )
     assert whole_shards(store)
     continues(path, store, settings)

@@ -12,8 +12,8 @@ from toque.data.prepare.data_report import (
     Histogram,
     Report,
     column_reports,
-    sampled,
-    spread,
+    sample_excerpts,
+    spread_over_reasons,
 )
 from toque.data.prepare.shards import SIDECAR, ShardResult
 from toque.data.prepare.store_plan import PrepareSettings
@@ -87,10 +87,14 @@ def test_a_report_of_another_version_is_none(tmp_path: Path) -> None:
 def test_a_rare_reason_is_shown_beside_a_common_one() -> None:
     dropped = [Excerpt("no steps", f"a:{i}", "{}") for i in range(1000)]
     dropped.append(Excerpt("not JSON", "a:1001", "{"))
-    sample = sampled(dropped, per_reason=5)
-    assert sample == sampled(reversed(dropped), per_reason=5)
+    sample = sample_excerpts(dropped, per_reason=5)
+    assert sample == sample_excerpts(reversed(dropped), per_reason=5)
     assert [e.reason for e in sample] == ["no steps"] * 5 + ["not JSON"]
-    assert [e.reason for e in spread(sample, 3)] == ["no steps", "no steps", "not JSON"]
+    assert [e.reason for e in spread_over_reasons(sample, 3)] == [
+        "no steps",
+        "no steps",
+        "not JSON",
+    ]
 
 
 def test_texts_are_cut_and_fit_for_json() -> None:
@@ -124,7 +128,7 @@ def test_labels_are_told_by_where_they_come_from() -> None:
 def test_histograms_end_at_round_numbers(
     values: np.ndarray, edges: tuple[float, float]
 ) -> None:
-    shape = Histogram.of(values)
+    shape = Histogram.from_values(values)
     assert (shape.edges[0], shape.edges[-1]) == edges
     assert sum(shape.counts) == len(values)
     assert len(shape.counts) <= 33

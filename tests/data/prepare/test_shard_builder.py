@@ -21,7 +21,7 @@ ROWS = st.lists(st.lists(st.integers(5, 99), max_size=9), max_size=6)
 
 
 def side(rows: list[list[int]]) -> TokenRows:
-    return TokenRows.joined([np.array(row, np.uint32) for row in rows])
+    return TokenRows.concatenate([np.array(row, np.uint32) for row in rows])
 
 
 def listed(given: TokenRows) -> list[list[int]]:

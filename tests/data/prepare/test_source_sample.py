@@ -64,7 +64,7 @@ def test_the_limit_is_the_99th_percentile_of_the_data(
     ninety_nine = int(np.percentile(lengths, 99, method="higher"))
     assert chosen(result) == (64, -(-ninety_nine // 64) * 64)
     assert result.report.cut["targets"] == 1
-    said = " ".join(result.report.losses())
+    said = " ".join(result.report.describe_losses())
     assert f"Longest target: {chosen(result)[1]:,} tokens, chosen from the data" in said
     assert "512 would cut " in said
 
@@ -97,9 +97,11 @@ def test_a_number_and_the_choice_of_it_make_one_store(
 def test_the_model_has_room_for_what_is_chosen(made: Made, long_file: Path) -> None:
     result = made("s", of=long_file, **OPEN, room=513)
     assert chosen(result) == (64, 449)
-    assert "The model has no more positions" in " ".join(result.report.limits)
+    limits = " ".join(result.report.limits)
+    assert "The model's context length is only 512 tokens, so " in limits
+    assert "of the target tokens will be cut. A limit of " in limits
     with pytest.raises(
-        DataError, match="the number of the model's positions was 513 and is 1025"
+        DataError, match="the model's maximum tokens per example was 513 and is 1025"
     ):
         made("s", of=long_file, **OPEN, room=1025)
 
@@ -164,7 +166,7 @@ def test_many_unknown_tokens_are_told_with_what_to_do(
 
 def test_a_store_of_unknown_tokens_is_refused(made: Made, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"of all tokens are unknown.*Above 25% no store"
+        DataError, match=r"of all tokens are unknown.*No store is written"
     ):
         made("s", "encoder-decoder", of=foreign(tmp_path, 0.9))
     assert not (tmp_path / "s" / "manifest.json").exists()
@@ -206,7 +208,7 @@ def test_every_task_is_in_the_sample(
     write_cookbook(tmp_path / "a.jsonl", n=120, seed=3)
     learnt: list[str] = []
     measured: list[str] = []
-    train, lengths = source_sample.train_codec, source_sample._lengths
+    train, lengths = source_sample.train_codec, source_sample._count_tokens
 
     def remembered(texts, **settings):
         learnt.extend(texts)
@@ -217,7 +219,7 @@ def test_every_task_is_in_the_sample(
         return lengths(codec, texts)
 
     monkeypatch.setattr(source_sample, "train_codec", remembered)
-    monkeypatch.setattr(source_sample, "_lengths", remembered_lengths)
+    monkeypatch.setattr(source_sample, "_count_tokens", remembered_lengths)
     monkeypatch.setattr(source_sample, "MAX_EXAMPLES", 60)
     monkeypatch.setattr(source_sample, "SAMPLED", 60)
     (tmp_path / "a.yaml").write_text(

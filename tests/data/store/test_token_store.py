@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.stores import Made
 from toque.cli import main
-from toque.data.store.token_column import mapped_array
+from toque.data.store.token_column import map_array
 from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
 from toque.storage.json_files import sealed
@@ -261,7 +261,7 @@ def test_a_header_that_cannot_be_is_refused(
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY" + bytes([version, 0]) + size + text + bytes(6))
     with pytest.raises(DataError, match=r"a\.npy is not an array of a store"):
-        mapped_array(path)
+        map_array(path)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_no_sentinel_stands_for_the_line_breaks_of_another_model(
     folder = tokenizers_at["encoder-decoder"]
     codec = load_codec(folder)
     marker = codec.newline_id
-    codec.read_as_written()
+    codec.use_plain_rules()
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert codec.encode("a\nb") == plain.encode("a\nb", add_special_tokens=False).ids
     assert codec.encode_flat(["a\nb"]).flat.tolist() == codec.encode("a\nb")
@@ -323,7 +323,7 @@ def byte_fallback(tmp_path: Path) -> Codec:
 
 def streamed(codec: Codec, ids: list[int]) -> str:
     stream = TextStream(codec)
-    return "".join([*map(stream.feed, ids), stream.rest()])
+    return "".join([*map(stream.feed, ids), stream.flush()])
 
 
 def test_bytes_that_make_no_character_end_no_stream(byte_fallback: Codec) -> None:

@@ -16,8 +16,8 @@ from toque.serving.batcher import ServedModels
 from toque.serving.gate import Limits
 from toque.serving.protocol import ChatRequest, CompletionRequest, parse_request
 from toque.serving.request_errors import RequestError
-from toque.serving.server import LOOPBACK_NAMES, Server, hosts_of
-from toque.serving.watch_app import Watcher, watching_app
+from toque.serving.server import LOOPBACK_NAMES, Server, allowed_hosts
+from toque.serving.watch_app import Watcher, build_watch_app
 
 HOSTS = (
     "x/y?", "x/?", "x#", "x/#", "/?", "?", "x\\y?", "x/health?", "x/health#", "a:b@x/y?",
@@ -36,7 +36,7 @@ def asked_at(verb, tmp_path, **settings):
     if verb == "serve":
         gate = app_of_serve(ServedModels([]), **settings)
     else:
-        gate = watching_app(Watcher(RunFinder(tmp_path), every=0.05), **settings)
+        gate = build_watch_app(Watcher(RunFinder(tmp_path), every=0.05), **settings)
     server = Server(gate, Limits())
     with in_a_thread(server, lambda: server.handle_exit(2, None)) as address:
         yield urlsplit(address)
@@ -98,8 +98,8 @@ def test_names_of_hosts_are_compared_without_case(host, tmp_path):
 
 
 def test_an_address_to_listen_on_is_read_without_case_too():
-    assert hosts_of("LOCALHOST", port=0, token=None, risk="ask") == LOOPBACK_NAMES
-    other = hosts_of(
+    assert allowed_hosts("LOCALHOST", port=0, token=None, risk="ask") == LOOPBACK_NAMES
+    other = allowed_hosts(
         "127.0.0.2", port=0, token=None, risk="ask"
     )  # the address that is printed
     assert other == (*LOOPBACK_NAMES, "127.0.0.2")

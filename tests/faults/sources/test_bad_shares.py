@@ -38,7 +38,10 @@ def test_more_than_half_bad_is_refused_until_the_share_is_raised(
     (tmp_path / "a").write_text("\n".join([*lines(20), *['{"title": }'] * 30]))
     code, _, err = run()
     assert code == 3
-    assert "30 of the 50 records in a cannot be used, more than the share of 0.5" in err
+    assert (
+        "30 of the 50 records in a cannot be used, more than data.max_bad_share=0.5"
+        in err
+    )
     assert "30 not JSON (first at a:21" in err
     assert "set data.max_bad_share=0.6." in err
     code, out, _ = run("data.max_bad_share=0.6")

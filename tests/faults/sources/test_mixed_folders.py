@@ -214,7 +214,7 @@ def test_ids_and_recipes_of_one_folder(tmp_path: Path, prepare_files: Prepare) -
     np.save(folder / "ids.npy", np.arange(5, 300))
     code, _, err = prepare_files(folder)
     assert code == 2
-    assert "a tokenizer cannot be learnt from ids" in err
+    assert "a tokenizer cannot be trained on ids" in err
 
 
 def test_a_foreign_file_of_records_is_left_out_by_name(

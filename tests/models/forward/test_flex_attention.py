@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from toque.batch import DecoderBatch
 from toque.models.forward import flex_attention as flex
-from toque.models.forward.keyed_dropout import _hashed
+from toque.models.forward.keyed_dropout import _hash_in_place
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,11 @@ def test_a_query_that_keeps_no_key_gives_zero_and_a_gradient_without_nan():
     torch.manual_seed(1)
     # Of the first two examples' single pairs, at 90 % most are dropped.
     out = flex.attend(
-        *leaves, flex.decoder_masks(batch).own, bias=None, scale=1.0, dropout=0.9
+        *leaves,
+        flex.decoder_masks(batch).self_attention,
+        bias=None,
+        scale=1.0,
+        dropout=0.9,
     )
     dropped = (out[0, :, :2] == 0).all(-1)
     assert dropped.any()
@@ -64,7 +68,7 @@ def test_a_query_that_keeps_no_key_gives_zero_and_a_gradient_without_nan():
 def test_drawn_numbers_are_even_and_unrelated():
     n = 64
     keys = torch.arange(8 * n).view(8, n)  # as near to each other as can be
-    others = _hashed(torch.arange(8 * n) + 1).view(8, 1, 1, n).int()
+    others = _hash_in_place(torch.arange(8 * n) + 1).view(8, 1, 1, n).int()
     drawn = (
         flex.pair_number(flex.head_numbers(keys, 4)[..., None], others).double() / 2**24
     )
@@ -88,17 +92,17 @@ def test_drawn_numbers_are_even_and_unrelated():
 def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
     """The mask, the bias and the hash as the compiler reads them; PyTorch has no backward here."""
     batch = rows(*UNEVEN, length=320)
-    mask = flex.decoder_masks(batch).own
+    mask = flex.decoder_masks(batch).self_attention
     torch.manual_seed(0)
     query, key, value = (torch.randn(len(UNEVEN), 2, 320, 16) for _ in range(3))
     bias = torch.randn(1, 2, 320, 320).expand(len(UNEVEN), -1, -1, -1)
     keys = torch.randint(-(2**31), 2**31, (len(UNEVEN), 320))
     score_mod = (
-        flex._with_dropout(
-            flex.with_bias(bias), flex.head_numbers(keys, 2), keys.int(), 1 << 22
+        flex._dropout_score_mod(
+            flex.bias_score_mod(bias), flex.head_numbers(keys, 2), keys.int(), 1 << 22
         )
         if dropped
-        else flex.with_bias(bias)
+        else flex.bias_score_mod(bias)
     )
     how = {"score_mod": score_mod, "block_mask": mask, "scale": 0.25}
     with torch.no_grad():
@@ -108,7 +112,7 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
 
 
 def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch):
-    assert flex._error(CPU, torch.float32, 16, {}, biased=True) < 1e-5
+    assert flex._largest_error(CPU, torch.float32, 16, {}, biased=True) < 1e-5
     attend = flex.attend
 
     def open_to_all(query, key, value, mask, **how):
@@ -119,4 +123,4 @@ def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch):
         return attend(query, key, value, mask, **how)
 
     monkeypatch.setattr(flex, "attend", open_to_all)
-    assert flex._error(CPU, torch.float32, 16, {}, biased=True) > 0.1
+    assert flex._largest_error(CPU, torch.float32, 16, {}, biased=True) > 0.1

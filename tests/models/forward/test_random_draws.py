@@ -100,7 +100,8 @@ def test_compiled_blocks_are_checked_without_hooks():
     update(model)
     model.transformer.drop.register_forward_hook(lambda *_: torch.rand(()) * 0 + _[2])
     with pytest.raises(
-        ConfigError, match=f"^The model draws random numbers.*{LOSSES_DIFFER}"
+        ConfigError,
+        match=f"^The model uses PyTorch.s random generator.*{LOSSES_DIFFER}",
     ):
         update(model)
 

@@ -142,15 +142,15 @@ def test_texts_are_json_of_their_schema_beside_texts_that_are_free(
         )
         return [codec.decode(tokens) for tokens in found]
 
-    texts = write(5, [schema.again() for _ in prompts])
+    texts = write(5, [schema.copy() for _ in prompts])
     for text in texts:
         assert text == json.dumps(
             json.loads(text), ensure_ascii=False
         )  # one line, plain blanks
         jsonschema.validate(json.loads(text), ORDER)
-    assert write(2, [schema.again() for _ in prompts]) == texts
+    assert write(2, [schema.copy() for _ in prompts]) == texts
     free = write(5, ())
-    mixed = write(5, [schema.again() if n % 2 else None for n in range(5)])
+    mixed = write(5, [schema.copy() if n % 2 else None for n in range(5)])
     assert mixed == [texts[n] if n % 2 else free[n] for n in range(5)]
 
 

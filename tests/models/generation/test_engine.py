@@ -224,7 +224,8 @@ def test_a_gpt2_answer_ends_where_its_positions_do(tiny):
     answers = generate(model, [near, full, [7]], max_new_tokens=10, **IDS)
     assert [len(answer) for answer in answers] == [5, 1, 10]
     with pytest.raises(
-        ConfigError, match=r"Prompt 2 has 65 tokens, but this model has 64 positions"
+        ConfigError,
+        match=r"Prompt 2 has 65 tokens, but this model's context length is 64",
     ):
         generate(model, [near, [5] * 65], max_new_tokens=2, **IDS)
     with pytest.raises(ConfigError, match=r"Prompt 3 has no tokens"):
@@ -355,7 +356,7 @@ def test_rows_of_unlike_length_attend_in_parts(kind, tiny, monkeypatch):
     monkeypatch.setattr(kv_cache, "MAX_WASTED_COLUMNS", 2)
     model = tiny(kind)
     make_eager_to_end(model)
-    assert len(list(kv_cache.neighbours([12, 12, 3, 1], max_wasted=2))) > 1
+    assert len(list(kv_cache.group_by_length([12, 12, 3, 1], max_wasted=2))) > 1
     expected = [stock(model, prompt, 16) for prompt in prompts()]
     for rows in (3, 7):
         assert (

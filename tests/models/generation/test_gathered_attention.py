@@ -73,7 +73,9 @@ def stepped(cache, *, group=1, scale=0.5, bias=None):
 def with_bias(window, bias):
     """A window with a number for each head and each distance in its mask."""
     distance = (
-        window.columns.stop - 1 - torch.arange(window.masked.start, window.masked.stop)
+        window.columns.stop
+        - 1
+        - torch.arange(window.mask_columns.start, window.mask_columns.stop)
     ).abs()
     own = bias[:, distance][None, :, None]
     return replace(window, mask=own if window.mask is None else window.mask + own)
@@ -109,7 +111,8 @@ def test_sums_are_exact_before_they_are_rounded():
     cache.store(0, places, *torch.full((2, 1, 1, 2 * TILE - 1, 64), 6.0))
     (window,) = cache.begin()
     mask = torch.full(
-        (1, 1, 1, window.masked.stop - window.masked.start), -64.0 * 6.0 * 6.0
+        (1, 1, 1, window.mask_columns.stop - window.mask_columns.start),
+        -64.0 * 6.0 * 6.0,
     )
     cache.append(0, torch.full((1, 1, 64), 6.0), torch.full((1, 1, 64), 1006.0))
     windows = [replace(window, mask=window.mask + mask)]

@@ -10,7 +10,7 @@ from tiny import EOS, PAD, VOCAB
 from toque.config.schema_methods import AdapterConfig
 from toque.hardware.onednn import PackedLinear, has_fast_bf16
 from toque.models.generation import packed_products
-from toque.models.generation.kv_cache import cache_dtype, gathers
+from toque.models.generation.kv_cache import cache_dtype, uses_gathered_attention
 from toque.models.generation.packed_products import (
     has_bf16_products,
     with_packed_products,
@@ -51,7 +51,9 @@ def test_every_linear_layer_but_the_head_is_replaced_and_the_model_is_not(kind, 
     left = [name for name, m in twin.named_modules() if isinstance(m, nn.Linear)]
     assert left == ["lm_head"]
     assert has_bf16_products(twin)
-    assert cache_dtype(twin) == (torch.float16 if gathers(twin) else torch.bfloat16)
+    assert cache_dtype(twin) == (
+        torch.float16 if uses_gathered_attention(twin) else torch.bfloat16
+    )
     assert not has_bf16_products(model)
     assert cache_dtype(model) == torch.float32
     written(model)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from toque.models.generation.sampling import sampled, uniform
+from toque.models.generation.sampling import sample_tokens, uniform
 
 
 def logits(rows=1, vocabulary=12, seed=0):
@@ -17,7 +17,9 @@ def logits(rows=1, vocabulary=12, seed=0):
 def shares(row, *how, draws=4000):
     """How often each token is drawn, over prompts."""
     many = row.expand(draws, -1)
-    tokens = sampled(many, [uniform(0, prompt, 3) for prompt in range(draws)], *how)
+    tokens = sample_tokens(
+        many, [uniform(0, prompt, 3) for prompt in range(draws)], *how
+    )
     return torch.bincount(tokens, minlength=row.shape[-1]) / draws
 
 
@@ -60,11 +62,11 @@ def test_the_smallest_temperatures_take_the_likeliest(temperature, how):
     rows[1] -= 100.0  # all below zero
     rows[2, :7] = -torch.inf
     draws = [uniform(0, row, 0) for row in range(len(rows))]
-    tokens = sampled(rows, draws, temperature, *how)
+    tokens = sample_tokens(rows, draws, temperature, *how)
     assert torch.equal(tokens, rows.argmax(-1))
     equal = torch.tensor([[0.0, 2.0, 2.0, -1.0]])
     assert sorted(
-        {sampled(equal, [u], temperature, *how).item() for u in (0.1, 0.9)}
+        {sample_tokens(equal, [u], temperature, *how).item() for u in (0.1, 0.9)}
     ) == [1, 2]
 
 
@@ -90,9 +92,9 @@ def test_a_nucleus_that_few_tokens_hold_is_found_without_sorting_all(
     rows = rows.round() if kind == "of few values" else rows
     rows[::3] *= torch.linspace(0.1, 8.0, 100)[:, None]
     draws = [uniform(1, row, 0) for row in range(len(rows))]
-    got = sampled(rows, draws, 0.7, None, top_p)
+    got = sample_tokens(rows, draws, 0.7, None, top_p)
     assert torch.equal(got, by_sorting_all(rows, draws, 0.7, top_p))
-    assert got[7] == sampled(
+    assert got[7] == sample_tokens(
         rows[7:8], draws[7:8], 0.7, None, top_p
     )  # whatever is beside it
 
@@ -101,16 +103,16 @@ def test_a_nucleus_holds_no_token_that_is_impossible():
     rows = torch.full((2, 500), -torch.inf)
     rows[:, [3, 499]] = torch.tensor([[1.0, 1.0], [30.0, 0.0]])
     for draw, expected in ((0.0, [3, 3]), (0.999, [499, 3])):
-        assert sampled(rows, [draw, draw], 1.0, None, 0.95).tolist() == expected
+        assert sample_tokens(rows, [draw, draw], 1.0, None, 0.95).tolist() == expected
 
 
 def test_a_model_that_broke_still_names_a_token_of_its_vocabulary():
     """Logits that are no numbers, as of weights that training has ruined, in rows beside others."""
     rows = logits(rows=3, vocabulary=500)
     rows[1] = torch.nan
-    tokens = sampled(rows, [0.5] * 3, 0.7, None, 0.95).tolist()
+    tokens = sample_tokens(rows, [0.5] * 3, 0.7, None, 0.95).tolist()
     assert 0 <= tokens[1] < 500
-    whole = sampled(rows[::2], [0.5] * 2, 0.7, None, 0.95).tolist()
+    whole = sample_tokens(rows[::2], [0.5] * 2, 0.7, None, 0.95).tolist()
     assert [tokens[0], tokens[2]] == whole
 
 

@@ -25,7 +25,7 @@ from toque.models.gguf.gguf_export import (
     write_gguf,
 )
 from toque.models.gguf.gguf_vocabulary import PromptTokens
-from toque.models.gguf.layout import places, remove_output_scale
+from toque.models.gguf.layout import remove_output_scale, stored_weights
 from toque.models.loading.model_export import save_model
 
 Export, Write = Callable[..., ExportedGguf], Callable[..., Path]
@@ -127,7 +127,7 @@ def test_the_template_writes_the_token_that_the_tokenizer_begins_with(
 
 def test_neox_gives_all_queries_first() -> None:
     model = make("neox")
-    (fused,) = [p for p in places(model) if p.name == "blk.0.attn_qkv.bias"]
+    (fused,) = [p for p in stored_weights(model) if p.name == "blk.0.attn_qkv.bias"]
     turned = fused.to_file(torch.arange(96.0)).view(3, 4, 8)
     for part in range(3):
         for head in range(4):
@@ -219,9 +219,8 @@ def test_weights_beyond_a_type_are_float32(
         )
     done = export(saved(model, tmp_path / "model"), stored)
     assert done.widened == ("blk.0.ffn_up.weight",)
-    assert "1 weights are stored in float32, the first is blk.0.ffn_up.weight" in str(
-        done
-    )
+    assert "1 weights are stored in float32, because they have values" in str(done)
+    assert "The first is blk.0.ffn_up.weight" in str(done)
     read = {
         t.name: t.tensor_type.name
         for t in gguf.GGUFReader(done.folder / done.file).tensors

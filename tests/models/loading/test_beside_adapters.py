@@ -31,7 +31,7 @@ from toque.models.loading.pretrained import (
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
-    trained_beside,
+    recorded_format,
     use_adapter,
     write_adapter,
 )
@@ -93,7 +93,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 @pytest.mark.parametrize("held", COARSE, ids=str)
 def test_it_computes_and_writes_to_the_bit_what_its_run_did(held, base, tmp_path):
     run = trained(base, tmp_path / "one", held)
-    assert trained_beside(tmp_path / "one") == held
+    assert recorded_format(tmp_path / "one") == held
     used = load_with_adapters({"one": tmp_path / "one"}, [held], CPU)
     assert format_of(used) == held
     assert torch.equal(logits(used), logits(run))
@@ -191,7 +191,7 @@ def test_a_gpu_holds_what_was_trained_beside_and_a_cpu_float32(
     recorded, device, formats, monkeypatch
 ):
     monkeypatch.setattr(
-        pretrained, "trained_beside", lambda adapter: recorded[int(str(adapter))]
+        pretrained, "recorded_format", lambda adapter: recorded[int(str(adapter))]
     )
     adapters = [Path(str(i)) for i in range(len(recorded))]
     assert formats_in_use(adapters, device) == formats

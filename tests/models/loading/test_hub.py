@@ -40,7 +40,7 @@ def test_offline_is_said(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("resolve", [resolve_folder, resolve_tokenizer])
 def test_an_unreachable_or_silent_hub_is_said_and_not_retried(resolve, monkeypatch):
-    monkeypatch.setattr(hub, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(hub, "_TIMEOUT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port in (9, silent.getsockname()[1]):  # nobody listens at the first
             monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
@@ -88,7 +88,7 @@ def test_weights_that_another_program_names_are_not_downloaded(monkeypatch, tmp_
         asked.append(
             [*filter_repo_objects(files, **{k: how[k] for k in how if "patterns" in k})]
         )
-        if "local_files_only" in how:
+        if how.get("local_files_only"):
             raise LocalEntryNotFoundError(name)
         return tmp_path
 

@@ -135,7 +135,7 @@ LOST = "transformer.h.1.ln_1.weight"
         (
             lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
             CheckpointError,
-            r"pytorch_model\.bin, a pickle",
+            r"only as pickles \(pytorch_model\.bin\)",
         ),
         (
             lambda f: (f / "model.safetensors").unlink(),

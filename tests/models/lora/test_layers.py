@@ -31,7 +31,12 @@ from toque.models.loading.model_export import (
     save_model,
 )
 from toque.models.loading.pretrained import load_model, load_with_adapter
-from toque.models.lora.adapter_files import WEIGHTS, load_adapter, merged, use_adapter
+from toque.models.lora.adapter_files import (
+    WEIGHTS,
+    load_adapter,
+    merge_adapter,
+    use_adapter,
+)
 from toque.models.lora.frozen import base_sha256, hold_frozen
 from toque.models.lora.layers import attach, refuse_unreached
 
@@ -214,7 +219,7 @@ def test_an_adapter_loads_here_and_in_peft_and_merges(
     expected = sample_logits(model)
     ours = load_with_adapter(folder, merge=False)
     assert torch.equal(sample_logits(ours), expected)
-    plain = merged(ours)
+    plain = merge_adapter(ours)
     assert not any(
         "lora" in n or "token_adapter" in n for n, _ in plain.named_modules()
     )

@@ -297,7 +297,7 @@ for step, value in ((2, 2), (2, 3)):           # a new step, then the same step 
         for swept in (False, True):
             store = CheckpointStore(folder, keep_last=1)
             if swept:
-                with store.swept():
+                with store.sweeping():
                     pass
             found = store.newest_valid()
             progress = found.manifest.progress

@@ -380,9 +380,9 @@ def hooked(params, lr=0.1):
         (f"{__name__}:Lists", r"state\[parameter\]\['rates'\] was a list"),
         (
             f"{__name__}:MoreOfLarge",
-            r"128 x 64 did not fit it again \(weight lacks scale\)",
+            r"128 x 64 did not fit a new optimizer \(weight lacks scale\)",
         ),
-        ("bitsandbytes.optim:Lion8bit", "128 x 64 did not fit it again"),
+        ("bitsandbytes.optim:Lion8bit", "128 x 64 did not fit a new optimizer"),
         ("bitsandbytes.optim:AdamW8bit", "muon or adamw8bit"),
     ],
 )

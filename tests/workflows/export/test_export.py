@@ -21,7 +21,7 @@ from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
 from toque.models.loading.provenance import Provenance
 from toque.workflows.export import chat_template
-from toque.workflows.model_record import UNKNOWN
+from toque.workflows.trained_model.training_record import UNKNOWN
 
 RECIPES = Provenance(form="recipes", max_new_tokens=40)
 TEXTS = Provenance(form="documents", max_new_tokens=40)

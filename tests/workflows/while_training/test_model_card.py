@@ -30,7 +30,7 @@ from toque.runs.history import RunHistory
 from toque.training.callbacks import Goal
 from toque.units import Progress
 from toque.workflows.evaluate import Evaluation
-from toque.workflows.final_model import FinishedRun, model_card, with_actual_values
+from toque.workflows.model_card import FinishedRun, model_card, with_actual_values
 
 RECIPES = Provenance(form="recipes", max_new_tokens=256, tasks=["write"])
 SYSTEM = {
@@ -70,7 +70,7 @@ def test_a_run_of_which_little_is_known() -> None:
     assert "weights of step 4, the highest bleu" in card
     assert "| runs/demo/cookbook.jsonl | not recorded | 2 | 100 | 90 |" in card
     assert "Dropped records by reason: too short 10." in card
-    assert "No texts were written" in card
+    assert "No texts were generated" in card
     for name in ("parameters", "precision", "device", "energy of the GPUs"):
         assert f"| {name} | not measured |" in card
     assert (

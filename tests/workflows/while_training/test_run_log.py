@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from toque.reporter import SILENT, LogReporter
-from toque.workflows.run_folder import LOG, LoggedReporter
+from toque.workflows.run_folder.run_log import LOG, LoggedReporter
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  (.*)")
 

@@ -35,9 +35,12 @@ _NO_NAME = re.compile(
     r"|(?:cups?|recipes?|teaspoons?|tablespoons?)(?!s?\b|cake|ful)[^\W\d_]"
 )
 _DASH = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
-_OPEN_REMARKS = (" to ", " for ", " of ", " or ", " depending", " not")
+_OPEN_REMARKS = (
+    " to ", " for ", " of ", " or ", " depending", " not", " per ", " gosto", " gusto", " goût",
+    " smaak", " Geschmack",
+)  # fmt: skip
 _ADVERB = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
-MAX_NAME_WORDS = 7  # maximum number of words in a food's name in a prompt
+MAX_NAME_WORDS = 7  # maximum words of a food's name in a prompt
 # Units that also begin the name of a food: "rib eye", "cube steak", "leaf lettuce"
 _UNIT_OR_FOOD = frozenset(
     "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
@@ -62,7 +65,8 @@ _OPENINGS = frozenset(
 )
 # A measure that the parser leaves at the start of a name.
 _MEASURE = re.compile(
-    r"(?:(?:branch(?:es)?|bushels?|capfuls?|couple|enough|fluid|hint|jiggers?|links?"
+    r"(?:(?:(?:a )?little bit|(?:good )?shakes?|glugs?|branch(?:es)?|bushels?|capfuls?|couple"
+    r"|enough|fluid|hint|jiggers?|links?"
     r"|little(?! gem| neck| smok)|metric cups?|pecks?|pony|ponies|shots?"
     r"|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?|your fav(?:ou?rite)?"
     r"|any flavou?r)(?: of)? )++(?=[^\W\d_])",
@@ -71,6 +75,7 @@ _MEASURE = re.compile(
 # A remark after a name that the parser leaves there.
 _PURPOSE = re.compile(
     r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])"
+    r"|per (?:serving|person)\b|(?:a gosto|al gusto|au goût|naar smaak|nach Geschmack)\Z"
     r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b|not\Z)"
 )
 _ORDERED = frozenset(

@@ -16,6 +16,7 @@ from typing import Final
 
 from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED
 from toque.cooking.normalised_words import has_action_verb, words_of
+from toque.cooking.schemas.headings import with_heading
 from toque.cooking.schemas.repairs import (
     CONJUNCTIONS,
     LOST_SPACES,
@@ -88,6 +89,8 @@ _LOST_APOSTROPHE = re.compile(
 
 _SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"  # bullets and checkbox characters
 _BULLET = re.compile(rf"(?:[-–—*{_SIGNS}]++\s++|[{_SIGNS}]++\s*+|\[[ xX]?\]\s*+)")
+_INNER_BULLET = re.compile(rf"(?<=\w )[{_SIGNS}] ?(?=\w)")  # "1 teaspoon • coriander"
+_LISTS_WITH_TABS = re.compile(r"(?:(?:\A|\n) ?\t[^\n]{2,}){3,}")
 _STEP_NUMBER = re.compile(
     r"(?:(?:step|[ée]tape|schritt|pass?o|stap|krok)\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))"
     r"|\d{1,2}\s*(?:[.:](?!\d)|\))|\(\d{1,2}\))\s*",
@@ -115,14 +118,26 @@ _STEP_IN_LIST: Final = re.compile(
 _AMOUNT_OF_WORD: Final = re.compile(r"[\d½¼¾⅓⅔⅛][ \d/.½¼¾⅓⅔⅛-]{0,8}(?=[^\W\d_])")
 _REMARK: Final = re.compile(r"\([^()]*\)")
 _CHOICE: Final = re.compile(r" or | plus |\d-inch| / ", re.IGNORECASE)
+_CHOICE_OF_AMOUNT: Final = re.compile(r" (?:or|plus) [\d½¼¾⅓⅔⅛]", re.IGNORECASE)
+_AMOUNT_WITH_UNIT: Final = re.compile(
+    r"[\d½¼¾⅓⅔⅛] ?(?:cups?|tsps?|tbsps?|teaspoons?|tablespoons?|ounces?|oz|pounds?|lbs?)\b",
+    re.IGNORECASE,
+)
 _MIN_AMOUNTS: Final = 4  # minimum amounts in a line that contains a list
+_MIN_UNITS: Final = (
+    3  # minimum amounts with units in a line that contains a list and a choice
+)
 _MIN_LIST_CHARS: Final = 60  # minimum characters of such a line
 _PREPARING: Final = (PREPARED | ADVERBS | {"and", "or", "juice", "peel", "reserved", "skin"}) - {
     "ground", "dried", "smoked", "mixed",
 }  # fmt: skip
 _DANGLING: Final = re.compile(r"\b(?:about|such as|see|or|and|with|plus)\Z")
 _LOOSE: Final = " \t\n,;"
+# Marks after the last word of an ingredient line: "4 tablespoons ghee –" and "Curd,"
+_LOOSE_END: Final = re.compile(r"(?: *[,;–—]| -| ['‘’`]+)+\Z")
 _HEADING_CHARS: Final = 24
+_MOST_TITLE_WORDS: Final = 10  # maximum words of a heading that is written like a title
+_LONG_WORD: Final = re.compile(r"[^\W\d_]{4,}")
 STEPS_IN_LIST: Final = "steps among the ingredients removed"
 BRACKETS: Final = "brackets closed or removed"
 _ROUND_BRACKET: Final = re.compile(r"[()]")
@@ -135,6 +150,7 @@ _REPEATED_REMARK: Final = re.compile(r"\b((?:to|for) [a-z]+),? \([^()]*\b\1\)")
 _BARE_HEADING: Final = re.compile(
     r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)(?:\s*\d{1,2})?"
     r"|method|methods|directions?|instructions?|preparation|steps"
+    r"|(?:first|första|erste|première|primera) (?:instruction|instruktionen|anweisung|instrucción)"
     r"|(?:what |things )?you(?:['’]ll| will)? need)\W*",
     re.IGNORECASE,
 )
@@ -154,12 +170,13 @@ LOST_NUMBERS: Final = tuple(
         (" add", "cup teaspoon tablespoon tsp tbsp"),
         ("ombine", "cup teaspoon tablespoon tsp tbsp"),
         (" and", "teaspoon tablespoon tsp tsp. tbsp"),
+        (",", "teaspoon tablespoon teaspoons tablespoons tsp tbsp"),
     )
     for unit in units.split()
 )
 _BARE_NUMBER: Final = re.compile(r"\A\d{1,2} (?=[A-ZÀ-Þ])")
 _GLUED_NUMBER: Final = re.compile(r"(\d{1,2})(?=([A-ZÀ-Þ][a-zà-ÿ]+)\b)")
-_INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
+_INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s*(?=[A-Z])")
 _DIGIT = re.compile(r"\d")
 _FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]++[ '&-]*+){1,4}+", re.IGNORECASE)
 _FOR_A_USE = re.compile(
@@ -286,9 +303,7 @@ def _ingredient_item(line: str) -> tuple[str, str]:
         return "", "empty lines"
 
     note = ""
-    if "-" in line:  # "Oil-", "Salt- to taste" and "Turmeric-1/4 tsp"
-        line = _STRAY_HYPHEN.sub(" - ", line).removesuffix(" - ")
-
+    line = _without_stray_marks(line)
     if number := _GLUED_NUMBER.match(line):
         if line[-1] == ".":
             return "", STEPS_IN_LIST
@@ -316,11 +331,32 @@ def _ingredient_item(line: str) -> tuple[str, str]:
     return ("", "ingredient sub-headings") if is_subheading(line) else (line, note)
 
 
+def _without_stray_marks(line: str) -> str:
+    """Return an ingredient line without marks at its end, inner bullets and stray hyphens.
+
+    >>> _without_stray_marks("4 tablespoons ghee –"), _without_stray_marks("1 tsp • Cumin-")
+    ('4 tablespoons ghee', '1 tsp Cumin')
+    """
+    if not line[-1].isalnum():
+        line = _LOOSE_END.sub("", line)
+    if not line.isascii():
+        line = _INNER_BULLET.sub("", line, count=1)
+    if "-" in line:  # "Oil-", "Salt- to taste" and "Turmeric-1/4 tsp"
+        line = _STRAY_HYPHEN.sub(" - ", line).removesuffix(" - ")
+    return line
+
+
 def is_list_in_line(line: str) -> bool:
     """Return whether a line contains an entire list: "1 cup milk 2 eggs 3 cups flour 1 leek"."""
-    if len(line) < _MIN_LIST_CHARS or _CHOICE.search(line):
+    if len(line) < _MIN_LIST_CHARS:
         return False
-    return len(_AMOUNT_OF_WORD.findall(_REMARK.sub(" ", line))) >= _MIN_AMOUNTS
+    without_remarks = _REMARK.sub(" ", line)
+    if not _CHOICE.search(line):
+        return len(_AMOUNT_OF_WORD.findall(without_remarks)) >= _MIN_AMOUNTS
+    # A choice may have two more amounts: "1 cup milk or 1 cup cream plus 1/2 cup water".
+    n_choices = len(_CHOICE_OF_AMOUNT.findall(without_remarks))
+    n_amounts = len(_AMOUNT_WITH_UNIT.findall(without_remarks))
+    return n_amounts - 2 * n_choices >= _MIN_UNITS
 
 
 def _with_flat_brackets(line: str) -> str:
@@ -395,6 +431,28 @@ def _announces(line: str) -> bool:
     return len(words) <= 6 and words[0] not in {"of", "and", "or", "with", "plus"}
 
 
+def _is_title(line: str) -> bool:
+    """Return whether a line is short and all its long words are capitalised."""
+    words = _LONG_WORD.findall(line)
+    few = len(line.split()) <= _MOST_TITLE_WORDS
+    return few and len(words) > 1 and all(word[0].isupper() for word in words)
+
+
+def listed_lines(text: str, notes: Counter[str]) -> str:
+    r"""Return the first list of an article that is written as one text, or the entire text.
+
+    WordPress writes the items of a list as lines that begin with a tab.
+
+    >>> listed_lines("I love jam.\n \tWash.\n \tBoil.\n \tFill.\nMore jam:", Counter())
+    ' \tWash.\n \tBoil.\n \tFill.'
+    """
+    lists = _LISTS_WITH_TABS.search(text)
+    if lists is None or lists[0] == text:
+        return text
+    notes["texts around the list of steps removed"] += 1
+    return lists[0].strip("\n")
+
+
 def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
     """Return the steps of a record without numbers. Headings are joined to the steps below them."""
     steps: list[str] = []
@@ -432,12 +490,12 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
         if bare[-1] == "-" and bare[-2:-1].isalpha():  # "For the icing-"
             bare = f"{bare[:-1]}:"
 
-        if bare[-1] == ":" and _announces(bare):
+        if bare[-1] == ":" and (_announces(bare) or _is_title(bare)):
             heading = f"{bare} "
             notes["step sub-headings joined to their step"] += 1
             continue
 
-        steps.append(heading + bare)
+        steps.append(with_heading(heading, bare))
         heading = ""
     return tuple(steps)
 
@@ -471,7 +529,7 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
         if ":" in line and _GLUED_NOTE.search(line):
             notes["sentences glued together parted"] += 1
             line = _GLUED_NOTE.sub(". ", line)  # noqa: PLW2901
-        if ("2. " in line or "2) " in line) and len(
+        if ("2." in line or "2)" in line) and len(
             numbered_steps := _numbered(line)
         ) > 1:
             notes["numbered steps on one line parted"] += 1

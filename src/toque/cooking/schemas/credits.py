@@ -119,6 +119,7 @@ _NOTICE: Final = re.compile(
     r"|(?:how to (?:make|prepare|cook)|c[oó]mo (?:preparar|hacer|fazer)|comment (?:faire|préparer))"
     r" [^.!?:]{3,60}|watch (?:now|the video|this video|video|how to make.{0,80})"
     r"|(?:print|save|rate|share|pin)(?: this| the)? recipe|pin it|read more|view recipe"
+    r"|(?:country|cuisine|region) ?: ?[A-Z].{1,50}"
     r"|(?:difficulty|skill level|precision|time|active time|ready in|course|category|keywords?"
     r"|level)"
     r" ?: ?.{1,60}|(?:step by step |full |detailed )?(?:instructions|recipe|method) (?:at"
@@ -180,8 +181,8 @@ _ANECDOTE: Final = re.compile(
 _NOTE: Final = re.compile(
     r"(?:cook|chef)s?['’]?s?['’]? notes? (?-i:[A-Z])"
     rf"|\*{{1,3}}(?=[^\W\d_])|{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}"
-    r"(?:notes?|tips?|tipps?|hints?|nota|dicas?|astuces?|hinweis|consejos?|variations?"
-    r"|substitutions?|storage"
+    r"(?:notes?|tips?|tipps?|(?:do|make)[ -]ahead|hints?|nota|dicas?|astuces?|hinweis|consejos?"
+    r"|variations?|substitutions?|storage"
     r"|suggestions?|p\.? ?s\.?|good to know)"
     r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] |-(?=[A-Z]))",
     re.IGNORECASE,

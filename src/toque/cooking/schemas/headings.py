@@ -99,11 +99,23 @@ def with_headings_joined(
         if colon and rest.strip() and head.strip(" .*_#-=").casefold() in _ANNOUNCED:
             notes[HEADINGS] += 1
             step = step[len(head) + 1 :].lstrip(" *_")  # noqa: PLW2901
-        joined_steps.append(heading + step)
+        joined_steps.append(with_heading(heading, step))
         heading = ""
     if heading:
         joined_steps.append(heading.rstrip(": "))
     return tuple(joined_steps)
+
+
+def with_heading(heading: str, step: str) -> str:
+    """Write a heading before a step, unless the step already begins with it.
+
+    >>> with_heading("For the dough: ", "For the dough : mix the flour and water.")
+    'For the dough : mix the flour and water.'
+    """
+    name = heading.rstrip(": ").casefold()
+    rest = step[len(name) :].lstrip()
+    is_repeated = rest.startswith(":") and step.casefold().startswith(name)
+    return step if name and is_repeated else heading + step
 
 
 def _with_headings_parted(

@@ -645,7 +645,9 @@ class ItemReader:
             if _DECIMAL.fullmatch(text):
                 return self._measured(float(text), path)
             amount = (
-                number(bare) if _AMOUNT.fullmatch(bare := replace_glyphs(text).strip()) else 0.0
+                number(bare)
+                if _AMOUNT.fullmatch(bare := replace_glyphs(text).strip())
+                else 0.0
             )
             return [Measure(text, amount, amount)] if text.strip("0") else []
         if isinstance(value, list):

@@ -28,6 +28,7 @@ from toque.cooking.schemas.cleaning import (
     clean_text,
     clean_title,
     is_list_in_line,
+    listed_lines,
 )
 from toque.cooking.schemas.credits import tells_how, without_credits
 from toque.cooking.schemas.headings import with_headings_joined
@@ -58,12 +59,15 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     title = title if isinstance(title, str) else ""
 
     lines, steps = _texts(record.get("ingredients")), _texts(record.get("directions"))
+    steps = [listed_lines(text, notes) if "\n \t" in text else text for text in steps]
     title = without_misprints([clean_title(title, notes)], notes)[0]
     if not (title.isalnum() or any(map(str.isalnum, title))):
         return "no title"
 
     n_steps_before = notes[STEPS_IN_LIST]
-    ingredients = without_sections(clean_ingredients(lines, notes), notes)
+    ingredients = without_sections(
+        clean_ingredients(lines, notes), notes, title=title, steps="\n".join(steps)
+    )
     if notes[STEPS_IN_LIST] - n_steps_before > MOST_STEPS_IN_LIST:
         return "steps among the ingredients"
 

@@ -53,6 +53,9 @@ _CUT_OFF = re.compile(
     r"|bottom of"
     r"|on how|for (?:about|another) \d{1,2}|(?:mix|mixture|this) is)\Z"
 )
+_REST_OF_SENTENCE = re.compile(
+    r"[a-z]{4}(?<!approx)\. and (?:[a-z]+ ){0,3}[a-z]+\.(?: [A-Z]|\Z)"
+)
 _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
     re.IGNORECASE,
@@ -67,7 +70,8 @@ _MEASURES = re.compile(
 )
 _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
-_UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
+_ENDS_REMARK = re.compile(r"\d{1,3}\)(?:\Z|[.,;]| (?![A-ZÀ-Þ]))")
+_UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d{1,2}\.?\Z")
 # Maximum characters of a heading or list item; a small letter may follow it.
 _HEADING_CHARS = 40
 # Characters at the end of a step that may contain the end of its sentence.
@@ -107,6 +111,22 @@ _SHOP = (
 _ELSEWHERE = "recipes with references to notes and shops removed"
 # Rare characters. Each one is searched once, before all signs that contain it.
 _RARE = "*^$&\"/:'’()[\\@½¼¾⅓⅔¹²³⁴⁵†‡"
+# Pairs of numbers that lost the dash between them: "cook 3 5 minutes"
+_RANGES = {
+    "1": "2", "2": "3|4", "3": "4|5|6", "4": "5|6", "5": "6|7|8|10", "6": "7|8", "7": "8|10",
+    "8": "9|10|12", "10": "12|15|20", "12": "14|15", "15": "18|20", "18": "20", "20": "25|30",
+    "25": "30|35", "30": "35|40|45", "35": "40|45", "40": "45|50", "45": "50|55|60", "50": "60",
+}  # fmt: skip
+_LOST_DASH = "|".join(
+    rf"{low}(?<![\d./,½¼¾⅓⅔-]{low})(?= {{1,2}}(?:{high}) )"
+    for low, high in _RANGES.items()
+)
+# A footnote of a page glued into a sentence: "SiftYou can use a sieve for this. the flour"
+_GLUED_FOOTNOTE = (
+    "(?:" + "|".join(
+        rf"{word}(?<=[a-z]{word})" for word in ("You", "I", "It", "This", "If", "The", "My")
+    ) + r") [a-z](?:(?![.!?] )[^\n]){8,160}[.!?] (?=[a-z])"
+)  # fmt: skip
 # A pattern that begins with a letter or a character set is searched several times faster than a
 # pattern that begins with "\b" or a look-behind.
 _MISPRINTS = [  # signs for a 40 times faster search, pattern, repair, note
@@ -128,6 +148,8 @@ _MISPRINTS = [  # signs for a 40 times faster search, pattern, repair, note
         (("-inch",), r"(?<=\d-inch)(?=(?!es\b)[a-z])", " ", LOST_SPACES),
         ((" ,", " ."), r"(?<=[^\s\d.,]) +([,.])(?=\s(?!\.)|\Z)", r"\1", _SPACES),
         ((" ,",), r" ,(?=[a-z])", ", ", _SPACES),
+        ((" .",), r"([.!?)](?<! .)) \.(?=\s(?!\.)|\Z)", r"\1", _DOUBLED),
+        ((" * ", " ** "), r"(?<=[^\d\s] )\*{1,2} (?=[\w½¼¾])", "", _EMPHASIS),
         (("(",), r"\((?: ?[,;] ?| (?:- (?=\d))?)(?=\S)", "(", _SPACES),
         ((" )",), r"(?<=[\w.,;!?)\"'”’®%]) \)", ")", _SPACES),
         ((",",), r",(?<=[a-z],)(?=[a-z]{2})", ", ", LOST_SPACES),
@@ -162,6 +184,19 @@ _MISPRINTS = [  # signs for a 40 times faster search, pattern, repair, note
         (("12 ", "13 ", "14 ", "18 ", "23 ", "34 "),
          (r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
           r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"), r"\1\2/\3", _FRACTIONS),
+        ((" minutes", " mins", " min.", " hours"),
+         rf"({_LOST_DASH}) {{1,2}}(?=\d\d? (?:min(?:utes|s|\.)|hours)(?![^\W_]))", r"\1-",
+         "recipes with lost dashes"),
+        (("You ", "I ", "It ", "This ", "If ", "The ", "My "), _GLUED_FOOTNOTE, " ",
+         "recipes with footnotes removed"),
+        ((" tsp", " tbsp", "spoon teaspoon", "spoon tablespoon"),
+         r"(teaspoons? )(?:tsps?|teaspoons?)\b\.? |(tablespoons? )(?:tbsps?|tablespoons?)\b\.? ",
+         r"\1\2", _DOUBLED),
+        (("-=OR=-",), r",? ?-=OR=-", "", "recipes with marks of Meal-Master"),
+        ((" -",), r" -(?=[A-Z][a-z]{2})(?<=\d (?:pkt|pkg|tsp) -)", " ",
+         "recipes with marks of Meal-Master"),
+        ((" to1", " to2", " to3", " to4", " to5", " to6"), r" to(?=[1-6]\d? (?:min|hour|in))",
+         " to ", LOST_SPACES),
         # Examples: 'the"lid', 'salt& oil'
         (("& ", '"'), r'(?<=[a-z])(&(?= )|"(?=\w[^"\n]{0,60}"))', r" \1", _SPACES),
         (("recipe", "cup", "spoon", "tsp", "tbsp"),
@@ -393,7 +428,11 @@ def rejoined(
             glue = glue or " "
             in_brackets -= 1
         elif step.rfind("(") > step.rfind(")"):
-            in_brackets = _lines_to_bracket(steps[i + 1 : i + 1 + _BRACKET_LINES])
+            remark = step[step.rfind("(") :]
+            in_brackets = _lines_to_bracket(
+                steps[i + 1 : i + 1 + _BRACKET_LINES],
+                needs_number=not any(map(str.isdigit, remark)),
+            )
         if glue is None:
             step_parts.append([step])
         else:
@@ -407,7 +446,13 @@ def rejoined(
 
 
 def is_cut_off(step: str) -> bool:
-    """Return whether a step ends in the middle of a sentence: "let them sit in a", "up to 3/"."""
+    """Return whether a step lacks a part of a sentence.
+
+    It ends in the middle of a sentence ("let them sit in a", "up to 3/"), or a sentence begins in
+    the middle ("Prepare the topping. and sea salt.").
+    """
+    if ". and " in step and _REST_OF_SENTENCE.search(step):
+        return True
     if step[-1:] in "/(":
         return "://" not in step
     return (
@@ -416,11 +461,16 @@ def is_cut_off(step: str) -> bool:
     )
 
 
-def _lines_to_bracket(steps: list[str]) -> int:
-    """Return the number of lines up to a closing bracket, or 0 without such a bracket."""
+def _lines_to_bracket(steps: list[str], *, needs_number: bool) -> int:
+    """Return the number of lines up to a closing bracket, or 0 without such a bracket.
+
+    "6) Bake" is a step, but "6)" ends a remark without a number: "(gas mark".
+    """
     for n, step in enumerate(steps, start=1):
         close = step.find(")")
-        if "(" in step[:close] or _LISTED.match(step):
+        may_end_remark = n == 1 and needs_number
+        ends_remark = may_end_remark and _ENDS_REMARK.match(step) is not None
+        if "(" in step[:close] or (_LISTED.match(step) and not ends_remark):
             break
         if close >= 0:
             return n

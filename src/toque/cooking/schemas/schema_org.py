@@ -92,8 +92,9 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
         value = node.get(name)
         return value[0] if isinstance(value, list) and value else value
 
+    title = text_of(node.get("name")) or text_of(node.get("headline"))
     record = {
-        "title": text_of(node.get("name")) or text_of(node.get("headline")),
+        "title": _without_publisher(title, node.get("publisher")),
         "ingredients": ingredients,
         "directions": ItemReader(instructions, notes).steps(node.get(instructions)),
         "tags": words_in(kinds),
@@ -105,6 +106,19 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
         "nutrition": node.get("nutrition"),
     }
     return {name: value for name, value in record.items() if value}
+
+
+def _without_publisher(title: str, publisher: Any) -> str:
+    """Remove the website's name from the end of a title.
+
+    >>> _without_publisher("Plum Jam - Podco", {"name": "Podco"})
+    'Plum Jam'
+    """
+    name = text_of(publisher.get("name")) if isinstance(publisher, dict) else ""
+    for separator in (" - ", " – ", " | "):
+        if name and title.endswith(separator + name):
+            return title.removesuffix(separator + name)
+    return title
 
 
 NO_RECIPE = "no recipe in page"

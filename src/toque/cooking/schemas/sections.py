@@ -27,6 +27,7 @@ NOTES: Final = "notes among the ingredients removed"
 # Maximum characters of a tool; longer lines are misplaced steps.
 _MOST_CHARS: Final = 90
 _MIN_CAPITALS: Final = 5  # minimum letters of a heading in capitals: "EVOO" is oil
+_MIN_DISH_WORDS: Final = 3  # minimum words of a line that repeats words of the title
 # Parts of a dish in headings of ingredients or steps.
 SECTION_NOUNS: Final = PART_NOUNS | frozenset(
     "crumble decoration fillings garnishes layer presentation ragout rub sauces toppings".split()  # noqa: SIM905
@@ -57,8 +58,8 @@ _TOOLS: Final = re.compile(
 _SURELY: Final = frozenset(
     """
     blender charcoal cheesecloth colander foil grinder knife mandolin mandoline mixer mortar
-    parchment peeler pestle pushpin ramekin ricer scraper shaker sieve slicer soupspoon spatula
-    strainer thermometer toothpick torch twine umbrella whisk zester
+    parchment peeler pestle pushpin ramekin ricer saucepan scraper shaker sieve skillet slicer
+    soupspoon spatula stirrer strainer thermometer toothpick torch twine umbrella whisk wok zester
     """.split()  # noqa: SIM905
 )
 # Last words of inedible things unless a food is named: "rice paper", "chicken skewers"
@@ -93,8 +94,8 @@ _PAIRS: Final[dict[str, frozenset[str]]] = {
         "lid": "canning jar",
         "liner": "cupcake muffin paper",
         "mill": "food pepper spice",
-        "pan": "aluminum baking bundt cake grill loaf muffin pie roasting sauce sheet springform"
-        " tart tube",
+        "pan": "aluminum baking bundt cake frying grill loaf muffin nonstick pie roasting sauce"
+        " sheet springform tart tube",
         "pick": "cocktail decorative",
         "pin": "rolling",
         "plank": "cedar wood wooden",
@@ -103,7 +104,7 @@ _PAIRS: Final[dict[str, frozenset[str]]] = {
         "processor": "food",
         "rack": "cooling roasting wire",
         "sheet": "baking cookie",
-        "stick": "craft lollipop popsicle wooden",
+        "stick": "craft lollipop pop popsicle wooden",
         "tin": "cake loaf muffin tart",
     }.items()
 }
@@ -114,14 +115,21 @@ _TOOL_WORDS: Final = frozenset(
 )
 
 
-def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Remove headings and equipment from clean ingredient lines and count them in `notes`."""
+def without_sections(
+    lines: tuple[str, ...], notes: Counter[str], *, title: str = "", steps: str = ""
+) -> tuple[str, ...]:
+    """Remove headings and equipment from clean ingredient lines and count them in `notes`.
+
+    A line can also be recognised as a heading because its words are in the title, or because the
+    text of the `steps` contains it as a heading.
+    """
     if not lines:
         return lines
     removal_counts: Counter[str] = Counter()
     food_lines: list[str] = []
     measured = sum(any(map(str.isdigit, line)) for line in lines) >= 3
     capitals = 2 * sum(map(str.isupper, lines)) > len(lines)
+    title_stems = frozenset(map(stem, words_of(title)))
     among_tools = False
     for line, following in zip(lines, (*lines[1:], ""), strict=True):
         if not among_tools and _is_plain(line):  # most lines, and many of them repeat
@@ -134,7 +142,12 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
         ):
             removal_counts[EQUIPMENT] += 1
         elif _ALWAYS.fullmatch(line) or (
-            following and measured and _is_heading(line, capitals=capitals)
+            following
+            and measured
+            and (
+                _is_heading(line, title_stems, capitals=capitals)
+                or _is_heading_of_steps(line, steps)
+            )
         ):
             among_tools = False
             removal_counts[SECTIONS] += 1
@@ -149,16 +162,26 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
     return tuple(food_lines)
 
 
-def _is_heading(line: str, *, capitals: bool) -> bool:
-    """Return whether a line without a number only names a part of the dish."""
+def _is_heading_of_steps(line: str, steps: str) -> bool:
+    """Return whether a name of several words without a number heads a part of the steps."""
+    has_number = any(map(str.isdigit, line))
+    return not has_number and " " in line and f"{line}:" in steps
+
+
+def _is_heading(line: str, title_stems: frozenset[str], *, capitals: bool) -> bool:
+    """Return whether a line without a number only names the dish or a part of the dish."""
     if len(line) > 40 or any(map(str.isdigit, line)):
         return False
     words = words_of(line)
+    names_dish = bool(words) and title_stems.issuperset(map(stem, words))
+    if names_dish and len(words) >= _MIN_DISH_WORDS:
+        return True
     if len(words) == 1 and words[0] in SECTION_NOUNS:
         return line[:1].isupper()
     if not line.isupper() or capitals or sum(map(len, words)) < _MIN_CAPITALS:
         return False
-    return bool(words) and (words[-1] in SECTION_NOUNS or find_food(line) is None)
+    names_part = names_dish or (bool(words) and words[-1] in SECTION_NOUNS)
+    return names_part or (bool(words) and find_food(line) is None)
 
 
 @lru_cache(maxsize=1 << 15)

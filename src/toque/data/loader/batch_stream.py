@@ -1,8 +1,7 @@
 """Batch stream: the batch of the update at a cursor, and the cursor of the next update.
 
 Threads prepare batches ahead of the training loop and copy them to a GPU. Each batch has its own
-cursor, so a checkpoint stores the position of the last batch of training, not of the last batch
-that was prepared.
+cursor, so a checkpoint stores the position of the last trained batch, not of the last prepared one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -20,10 +19,12 @@ from transformers import PretrainedConfig
 from toque.batch import Batch
 from toque.config.schema import DataConfig, TrainConfig
 from toque.config.schema_methods import CurriculumConfig
+from toque.data.array_types import Ints
 from toque.data.loader.collate import Layout
 from toque.data.loader.curriculum import StagedPlan
 from toque.data.loader.epoch_plan import (
     WINDOW_EXAMPLES,
+    EpochExamples,
     EpochPlan,
     Mixture,
     Update,
@@ -37,16 +38,16 @@ from toque.keyed_random import key_of, keys_of
 from toque.units import Cursor, Duration, Progress
 
 CPU_MICRO_BATCH_TOKENS = 4096
-"""Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest number here."""
+"""Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest number with it."""
 # Separates these keys from other keys of the same rows.
-_DROPOUT: Final = key_of(0x64726F70)
-# Examples for the choice of the row shape, including the longest ones.
+_DROPOUT = key_of(0x64726F70)
+# Examples that determine the row shape, including the longest ones.
 SHAPE_SAMPLE = 2048
 
 
 @dataclass(frozen=True)
 class Step:
-    """Data of an update."""
+    """Batch of an update, with the update's counts."""
 
     batch: Batch  # rows of this rank
     cursor: Cursor  # cursor of the next update
@@ -55,11 +56,11 @@ class Step:
     n_examples: int  # examples on all ranks
     n_computed: int  # tokens with padding on this rank
     epoch: float  # passes over the data after this update
-    # Stage of the curriculum, from 1; None without a curriculum.
+    # Curriculum stage, from 1. None without a curriculum.
     stage: int | None = None
 
-    def after(self, before: Progress, seconds: float) -> Progress:
-        """Compute the progress after this update, which took `seconds`."""
+    def progress_after(self, before: Progress, seconds: float) -> Progress:
+        """Compute the run's progress after this update, which took `seconds`."""
         return Progress(
             step=before.step + 1,
             epoch=self.epoch,
@@ -72,7 +73,7 @@ class Step:
 
 @dataclass
 class BatchStream:
-    """Collated batches of a plan. The ranks share the rows of each update."""
+    """Stream of collated batches in the order of a plan. The ranks divide each update's rows."""
 
     plan: EpochPlan | StagedPlan
     layout: Layout
@@ -83,10 +84,10 @@ class BatchStream:
     varied: Varied | None = None  # examples that change every epoch
     readers: int = 1  # threads that collate
     learnt_lengths: np.ndarray | None = None
-    """[store rows] target tokens that are learnt. None: all target tokens are learnt."""
+    """[store rows] target tokens with loss. None: all target tokens have a loss."""
 
     @classmethod
-    def from_settings(
+    def for_training(
         cls,
         train: TrainConfig,
         data: DataConfig,
@@ -95,58 +96,55 @@ class BatchStream:
         model: PretrainedConfig,
         *,
         seed: int,
-        positions: int | None,
+        context_length: int | None,
         spans: SpanCorruption | None = None,
         varied: Varied | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> Self:
-        """Create the training batches of a store for a model.
+        """Create the stream of training batches from a store for a model.
 
         Args:
             train: The `train` section.
             data: The `data` section.
             curriculum: The `curriculum` section.
             store: The store.
-            model: The configuration of the model.
-            seed: The seed of the run.
-            positions: Positions of the model. None means no limit.
-            spans: Corruption of the texts. It replaces `varied`.
+            model: The model's configuration.
+            seed: The run's seed.
+            context_length: The model's context length in tokens. None means no limit.
+            spans: Span corruption of the texts. It replaces `varied`.
             varied: Augmented examples.
             rank: The rank of this process.
-            world_size: Number of ranks.
+            world_size: The number of ranks.
 
         Raises:
             ConfigError: The store has no training example, or its examples are too long.
         """
         refuse_empty(store, "train")
         rows = store.rows("train")
-        lengths = ExampleLengths.of(
+        lengths = ExampleLengths.from_store(
             store, rows, encoder=model.is_encoder_decoder, spans=spans
         )
-        refuse_longer(lengths, positions)
-        mixture = Mixture.from_settings(data, store, rows, seed=seed)
-        shape = row_shape(train, lengths, mixture)
+        refuse_overlong(lengths, context_length)
+        shape = row_shape(
+            train, lengths, Mixture.for_rows(data, store, rows, seed=seed)
+        )
         if spans is not None:
             varied = spans.in_store(store)
-        update_rows = None
-        window = int(train.batch.amount)
-        if train.batch.unit == "tokens":
-            update_rows = max(1, int(train.batch.amount // shape.tokens))
-            window = WINDOW_EXAMPLES
+        update_rows, window = _size_updates(train.batch, shape)
 
-        def make_plan(positions: np.ndarray, plan_seed: int) -> EpochPlan:
+        def make_plan(selection: Ints, plan_seed: int) -> EpochPlan:
+            """Plan the examples at the positions `selection` of `rows`."""
+            plan_rows = rows[selection]
             return EpochPlan(
-                examples=rows[positions],
-                source_lengths=lengths.source[positions],
-                target_lengths=lengths.target[positions],
+                examples=plan_rows,
+                source_lengths=lengths.source[selection],
+                target_lengths=lengths.target[selection],
                 shape=shape,
                 seed=plan_seed,
                 update_rows=update_rows,
                 window=window,
-                mixture=Mixture.from_settings(
-                    data, store, rows[positions], seed=plan_seed
-                ),
+                mixture=Mixture.for_rows(data, store, plan_rows, seed=plan_seed),
                 varied=varied,
             )
 
@@ -154,7 +152,7 @@ class BatchStream:
         if curriculum is None:
             plan = make_plan(np.arange(len(rows)), seed)
         else:
-            plan = StagedPlan.from_settings(
+            plan = StagedPlan.from_curriculum(
                 curriculum,
                 store,
                 rows,
@@ -175,26 +173,48 @@ class BatchStream:
         )
 
     def at(self, cursor: Cursor) -> Step:
-        """Plan, read and collate the update at `cursor`. Plans at most two windows."""
-        return self.collated(cursor, self.planned(cursor))
+        """Plan, read and collate the update at `cursor`. This plans at most two windows."""
+        return self.collate(cursor, self.plan_update(cursor))
 
-    def planned(self, cursor: Cursor) -> Update:
+    def plan_update(self, cursor: Cursor) -> Update:
         """Plan the update at `cursor`. Only one thread at a time may call this."""
         return self.plan.at(cursor)
 
-    def collated(self, cursor: Cursor, update: Update) -> Step:
+    def collate(self, cursor: Cursor, update: Update) -> Step:
         """Read and collate a planned update. Threads may call this at the same time."""
         ids = np.array(list(chain.from_iterable(update.rows)), np.int64)
-        prompts, targets = self.prompt_lengths[ids], self.target_lengths[ids]
         examples = None
         if self.varied is not None:
-            examples = self.varied.at(self.plan.epoch_key(cursor))
-            prompts = np.array(
-                [len(examples.prompt(row)) for row in ids.tolist()], np.int64
-            )
-            targets = np.array(
-                [len(examples.target(row)) for row in ids.tolist()], np.int64
-            )
+            examples = self.varied.for_epoch(self.plan.epoch_key(cursor))
+        n_tokens, n_targets = self._count_tokens(ids, examples)
+
+        # The ranks take the rows in turn.
+        owner = np.arange(len(update.rows)) % self.world_size
+        is_own = np.repeat(owner, list(map(len, update.rows))) == self.rank
+        own_rows = update.rows[self.rank :: self.world_size]
+        own_keys = example_keys(ids)[is_own]
+        batch = self.layout.batch(own_rows, examples, keys=own_keys)
+        return Step(
+            batch=batch,
+            cursor=update.cursor,
+            n_targets=n_targets,
+            n_tokens=n_tokens,
+            n_examples=len(ids),
+            n_computed=batch.n_computed,
+            epoch=update.epoch,
+            stage=cursor.stage + 1 if isinstance(self.plan, StagedPlan) else None,
+        )
+
+    def _count_tokens(
+        self, ids: Ints, examples: EpochExamples | None
+    ) -> tuple[int, int]:
+        """Count the tokens without padding, and the tokens with loss, of store rows `ids`."""
+        prompts = self.prompt_lengths[ids]
+        targets = self.target_lengths[ids]
+        if examples is not None:
+            rows = ids.tolist()
+            prompts = np.array([len(examples.prompt(row)) for row in rows], np.int64)
+            targets = np.array([len(examples.target(row)) for row in rows], np.int64)
 
         n_tokens = prompts + targets
         n_targets = targets
@@ -204,27 +224,15 @@ class BatchStream:
             n_tokens = n_tokens - 1
             n_targets = targets - (prompts == 0)
         if self.learnt_lengths is not None:
-            n_targets = n_targets - (
-                self.target_lengths[ids] - self.learnt_lengths[ids]
-            )
-
-        owner = np.arange(len(update.rows)) % self.world_size
-        is_own = np.repeat(owner, list(map(len, update.rows))) == self.rank
-        rows = update.rows[self.rank :: self.world_size]
-        batch = self.layout.batch(rows, examples, keys=example_keys(ids)[is_own])
-        return Step(
-            batch=batch,
-            cursor=update.cursor,
-            n_targets=int(n_targets.sum(dtype=np.int64)),
-            n_tokens=int(n_tokens.sum(dtype=np.int64)),
-            n_examples=len(ids),
-            n_computed=batch.n_computed,
-            epoch=update.epoch,
-            stage=cursor.stage + 1 if isinstance(self.plan, StagedPlan) else None,
-        )
+            without_loss = self.target_lengths[ids] - self.learnt_lengths[ids]
+            n_targets = n_targets - without_loss
+        return int(n_tokens.sum(dtype=np.int64)), int(n_targets.sum(dtype=np.int64))
 
     def totals(self, stop_after: Duration) -> dict[str, float]:
-        """Estimate the steps, epochs, examples and tokens of a run. {} for a length in time."""
+        """Estimate the steps, epochs, examples and tokens of a run.
+
+        If the run's length is a time, return {}.
+        """
         if isinstance(self.plan, StagedPlan):
             return self.plan.totals
         per_epoch = self.plan.amounts
@@ -234,8 +242,18 @@ class BatchStream:
         return {unit: amount * epochs for unit, amount in per_epoch.items()}
 
 
-def example_keys(ids: np.ndarray) -> np.ndarray:
-    """Compute random keys of an update's examples, int64 [examples].
+def _size_updates(batch: Duration, shape: RowShape) -> tuple[int | None, int]:
+    """Choose the rows per update and the examples per window.
+
+    If the batch size is in examples, an update is a window, and the rows per update are None.
+    """
+    if batch.unit != "tokens":
+        return None, int(batch.amount)
+    return max(1, int(batch.amount // shape.tokens)), WINDOW_EXAMPLES
+
+
+def example_keys(ids: Ints) -> Ints:
+    """Compute a random key for each example of an update, int64 [examples].
 
     A key depends on the store row and on the number of its earlier occurrences in the update.
 
@@ -250,23 +268,23 @@ def example_keys(ids: np.ndarray) -> np.ndarray:
 
 
 def usual_rows(tokens: int) -> int:
-    """Choose the rows per micro-batch from the tokens per row, without a measurement."""
+    """Choose the rows per micro-batch from the tokens per row, without measuring the speed."""
     return max(1, CPU_MICRO_BATCH_TOKENS // tokens)
 
 
 @dataclass(frozen=True)
 class ExampleLengths:
-    """Computed tokens of some store rows. The target of a decoder includes the prompt."""
+    """Computed tokens per example. For a decoder, the target includes the prompt."""
 
-    source: np.ndarray
-    target: np.ndarray
+    source: Ints  # [examples] tokens of the encoder; 0 for a decoder
+    target: Ints  # [examples] tokens of the decoder
     encoder: bool
 
     @classmethod
-    def of(
+    def from_store(
         cls,
         store: TokenStore,
-        rows: np.ndarray,
+        rows: Ints,
         *,
         encoder: bool,
         spans: SpanCorruption | None = None,
@@ -281,12 +299,13 @@ class ExampleLengths:
         # A decoder does not read the last token.
         return cls(np.zeros_like(prompt), prompt + target - 1, encoder=False)
 
-    def sample(self, mixture: Mixture | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, mixture: Mixture | None = None) -> tuple[Ints, Ints]:
         """Sample source and target lengths evenly from an epoch, with the longest of each."""
+        # Choose evenly spaced positions of an unshuffled epoch.
         n = len(self.target) if mixture is None else sum(mixture.draws)
         ids = np.linspace(0, n - 1, min(n, SHAPE_SAMPLE)).astype(np.int64)
         if mixture is not None:
-            ids = mixture.examples(ids, epoch=0)
+            ids = mixture.examples_at(ids, epoch=0)
         ids = np.unique(np.append(ids, [self.source.argmax(), self.target.argmax()]))
         return self.source[ids], self.target[ids]
 
@@ -294,7 +313,7 @@ class ExampleLengths:
 def row_shape(
     train: TrainConfig, lengths: ExampleLengths, mixture: Mixture | None = None
 ) -> RowShape:
-    """Choose the shape of a packed row: the configured one, or the cheapest for an epoch.
+    """Choose the shape of a packed row: the configured shape, or the cheapest for an epoch.
 
     Raises:
         ConfigError: The batch is smaller than a row.
@@ -306,8 +325,9 @@ def row_shape(
     if isinstance(train.row_tokens, int):
         source_tokens = 0
         if shape.source:
-            source_tokens = round(train.row_tokens * (shape.source / shape.target))
-            source_tokens = max(int(lengths.source.max()), source_tokens)
+            # Keep the ratio of the sides, but make the source as long as its longest example.
+            scaled_source = round(train.row_tokens * (shape.source / shape.target))
+            source_tokens = max(int(lengths.source.max()), scaled_source)
         shape = RowShape(source_tokens, train.row_tokens)
     if shape.tokens > limit:
         raise ConfigError(
@@ -317,14 +337,15 @@ def row_shape(
     return shape
 
 
-def refuse_longer(lengths: ExampleLengths, positions: int | None) -> None:
-    """Refuse examples with more tokens than the model has positions. None means no limit."""
+def refuse_overlong(lengths: ExampleLengths, context_length: int | None) -> None:
+    """Refuse examples that are longer than the model's context length. None means no limit."""
     longest = int(lengths.target.max())
-    if positions is not None and longest > positions:
+    if context_length is not None and longest > context_length:
+        # The model does not read the last token of an example, so one more token fits.
         raise ConfigError(
-            f"The model has {positions} positions, but the longest example of the store has "
-            f"{longest} tokens. Set data.max_prompt_tokens and data.max_target_tokens to at most "
-            f"{positions + 1} in total, and prepare the data again."
+            f"The model's context length is {context_length} tokens, but the longest example of "
+            f"the store has {longest}. Set data.max_prompt_tokens and data.max_target_tokens to at "
+            f"most {context_length + 1} in total, and prepare the data again."
         )
 
 
@@ -338,8 +359,8 @@ def refuse_empty(store: TokenStore, split: Split) -> None:
     if split == "train" and has_held_out_sources:
         raise ConfigError(
             f"The store {store.path} has no training example: every record of data.sources is also "
-            "in data.validation, or was dropped for a reason in the data report. Add more data to "
-            "data.sources, or remove sources from data.validation."
+            "in data.validation, or was dropped (the data report lists the reasons). Add more data "
+            "to data.sources, or remove sources from data.validation."
         )
     if settings.get("validation_fraction") == 0 and not has_held_out_sources:
         raise ConfigError(
@@ -351,7 +372,7 @@ def refuse_empty(store: TokenStore, split: Split) -> None:
     raise ConfigError(
         f"The store {store.path} has no {name} example: its {n:,} examples are from one record or "
         "its copies, and a record is never on both sides of the split. Add at least one different "
-        "record to data.sources. data.max_examples may have left some out."
+        "record to data.sources. If data.max_examples is set, it may have left records out."
     )
 
 
@@ -360,7 +381,7 @@ DeviceBatch = tuple[Batch, torch.cuda.Event]
 
 
 class DeviceFeed:
-    """Copies of batches to a GPU on a separate stream, for which neither readers nor loop wait."""
+    """Copier of batches to a GPU on a separate stream. The training loop does not wait for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -378,21 +399,21 @@ class DeviceFeed:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(event)
         for tensor in batch.tensors().values():
-            # Or the copying stream could reuse its memory too early.
+            # Otherwise the copy stream could reuse the tensor's memory too early.
             tensor.record_stream(stream)
         return batch
 
 
 class Prefetch:
-    """Updates from a cursor on, prepared ahead of the training loop.
+    """Queue of updates that threads prepare ahead of the training loop.
 
-    Leaving the context ends the threads.
+    Leaving the context stops the threads.
 
     Args:
         batches: The stream of batches.
         cursor: The cursor of the first update.
-        depth: Updates to prepare ahead, plus one per reader after the first. 0 prepares none.
-        feed: The feed that copies batches to a GPU.
+        depth: Updates to prepare ahead. Each reader after the first adds one. 0 prepares none.
+        feed: The feed that copies batches to a GPU. None means that batches stay in main memory.
     """
 
     def __init__(
@@ -433,17 +454,21 @@ class Prefetch:
         return step, batch
 
     def _submit(self) -> None:
-        plan = self._planner.submit(self._plan)
+        plan = self._planner.submit(self._plan_next)
         self._queue.append(self._readers.submit(self._prepare, plan))
 
-    def _plan(self) -> tuple[Cursor, Update]:
+    def _plan_next(self) -> tuple[Cursor, Update]:
+        """Plan the update at the cursor, and advance the cursor."""
         cursor = self._cursor
-        update = self._batches.planned(cursor)
+        update = self._batches.plan_update(cursor)
         self._cursor = update.cursor
         return cursor, update
 
     def _prepare(
         self, plan: Future[tuple[Cursor, Update]]
     ) -> tuple[Step, Batch | DeviceBatch]:
-        step = self._batches.collated(*plan.result())
-        return step, step.batch if self._feed is None else self._feed.send(step.batch)
+        """Collate a planned update, and start the copy of its batch."""
+        step = self._batches.collate(*plan.result())
+        if self._feed is None:
+            return step, step.batch
+        return step, self._feed.send(step.batch)

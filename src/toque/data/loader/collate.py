@@ -14,9 +14,13 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
+from toque.data.array_types import Ints
 from toque.data.loader.packing import RowShape
 from toque.data.store.token_column import Ids, Pieces
 from toque.data.store.token_store import TokenStore, unlearnt_spans
+
+Rows = Sequence[Sequence[int]]
+"""Store rows of each packed row."""
 
 
 class Examples(Protocol):
@@ -31,47 +35,39 @@ class Examples(Protocol):
 
 def decoder_batch(
     examples: Examples,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     *,
     length: int,
     pad_id: int,
     store: TokenStore | None = None,
-    keys: NDArray[np.int64] | None = None,
+    keys: Ints | None = None,
 ) -> DecoderBatch:
-    """Join each prompt with its target without the last token, which is predicted but not read.
+    """Collate packed rows for a decoder.
+
+    The inputs are prompts and targets without the last target token, which is predicted but not
+    read.
 
     Args:
         examples: The token ids.
-        rows: Store rows of each packed row. They must fit into it.
-        length: Length of a packed row.
+        rows: The store rows of each packed row. They must fit into it.
+        length: Tokens per packed row.
         pad_id: Id of the padding token.
-        store: The store. In conversations, it has spans of targets that are not learnt.
+        store: Store with the spans of conversations that have no loss. None: every target token
+            has a loss.
         keys: Random keys of the examples in row order.
     """
     shape = (len(rows), length)
     prompts, targets = _read_sides(examples, rows)
     inputs = prompts.followed_by(targets.without_last())
     side = _PackedSide(_PackedRows(rows), inputs.lengths, length)
-    tokens = side.laid_out(inputs).astype(np.int64)
+    tokens = side.pad(inputs).astype(np.int64)
     segments = side.segments()
 
-    # Every position predicts the next token, and the last position of an example its last target.
-    labels = np.full(tokens.shape, IGNORE, np.int64)
-    labels[:-1] = tokens[1:]
-    # A target of one token without a prompt has no input.
-    has_input = inputs.lengths > 0
-    last_positions = side.starts + inputs.lengths - 1
-    labels[last_positions[has_input]] = targets.last()[has_input]
-
-    # Only targets have labels. The last token of a prompt predicts the first token of its target.
-    parts = np.empty((len(inputs.lengths), 3), np.int64)
-    parts[:, 0] = np.maximum(prompts.lengths - 1, 0)
-    parts[:, 1] = inputs.lengths - parts[:, 0]
-    parts[:, 2] = side.spans[1::2]
-    has_label = np.repeat(np.tile([False, True, False], len(parts)), parts.ravel())
-    np.copyto(labels, IGNORE, where=~has_label)
+    # The last token of a prompt predicts the first token of its target.
+    first_label = np.maximum(prompts.lengths - 1, 0)
+    labels = _decoder_labels(tokens, side, first_label, targets.last())
     if store is not None and store.has_spans:
-        _ignore_unlearnt(labels, store, rows, side.starts + parts[:, 0])
+        _ignore_unlearnt(labels, store, rows, side.starts + first_label)
 
     padding = segments == 0
     positions = side.positions()
@@ -88,33 +84,72 @@ def decoder_batch(
     )
 
 
+def _decoder_labels(
+    tokens: Ints,
+    side: _PackedSide,
+    first_label: Ints,
+    last_targets: Ids,
+) -> Ints:
+    """Compute the label of each input token: the next token of a target, or IGNORE.
+
+    Args:
+        tokens: The input tokens of all rows.
+        side: The positions of the examples.
+        first_label: Index of each example's first token with a label, [examples].
+        last_targets: The last target token of each example, [examples].
+    """
+    lengths = side.lengths
+    labels = np.full(tokens.shape, IGNORE, np.int64)
+    labels[:-1] = tokens[1:]
+    # A target of one token without a prompt has no input.
+    has_input = lengths > 0
+    last_positions = side.starts + lengths - 1
+    labels[last_positions[has_input]] = last_targets[has_input]
+
+    # Each example has tokens without labels, tokens with labels, and the padding after it.
+    parts = np.empty((len(lengths), 3), np.int64)
+    parts[:, 0] = first_label
+    parts[:, 1] = lengths - first_label
+    parts[:, 2] = side.spans[1::2]
+    has_label = np.repeat(np.tile([False, True, False], len(parts)), parts.ravel())
+    np.copyto(labels, IGNORE, where=~has_label)
+    return labels
+
+
 def _ignore_unlearnt(
-    labels: NDArray[np.int64],
+    labels: Ints,
     store: TokenStore,
-    rows: Sequence[Sequence[int]],
-    starts: NDArray[np.int64],
+    rows: Rows,
+    first_labels: Ints,
 ) -> None:
-    """Remove the labels of unlearnt spans. `starts` are the positions of the first labels."""
-    for row, at in zip(chain.from_iterable(rows), starts.tolist(), strict=True):
+    """Remove the labels of spans without loss.
+
+    `first_labels` are the positions of each example's first label, [examples].
+    """
+    ids = chain.from_iterable(rows)
+    for row, first in zip(ids, first_labels.tolist(), strict=True):
         for start, stop in unlearnt_spans(store.spans(row)):
-            labels[at + start : at + stop] = IGNORE
+            labels[first + start : first + stop] = IGNORE
 
 
 def encoder_decoder_batch(
     examples: Examples,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     *,
     shape: RowShape,
     pad_id: int,
     start_id: int,
-    keys: NDArray[np.int64] | None = None,
+    keys: Ints | None = None,
 ) -> EncoderDecoderBatch:
-    """Make prompts the sources, and targets the labels of the targets shifted right by `start_id`.
+    """Collate packed rows for an encoder-decoder.
+
+    The prompts are the sources, and the targets are the labels. The decoder's inputs are the
+    targets shifted right, with `start_id` first.
 
     Args:
         examples: The token ids.
-        rows: Store rows of each packed row. They must fit into it.
-        shape: Lengths of a packed row.
+        rows: The store rows of each packed row. They must fit into it.
+        shape: Tokens per packed row on both sides.
         pad_id: Id of the padding token.
         start_id: First input of the decoder.
         keys: Random keys of the examples in row order.
@@ -129,17 +164,24 @@ def encoder_decoder_batch(
     target_segments = target_side.segments()
 
     padding = target_segments == 0
-    ids = target_side.laid_out(targets)
-    shifted = np.empty_like(ids)  # the stored type takes a quarter of the memory
+    ids = target_side.pad(targets)
+    # Keep the small type of the store as long as possible, to save memory.
+    shifted = np.empty_like(ids)
     shifted[1:] = ids[:-1]
     shifted[target_side.starts] = start_id
     np.copyto(shifted, pad_id, where=padding)
     labels = ids.astype(np.int64)
     np.copyto(labels, IGNORE, where=padding)
 
-    source = source_side.laid_out(prompts).astype(np.int64)
+    source = source_side.pad(prompts).astype(np.int64)
     if pad_id:
         np.copyto(source, pad_id, where=source_segments == 0)
+
+    source_keys = target_keys = None
+    if keys is not None:
+        source_keys = _tensor(source_side.token_keys(keys), source_shape)
+        # The complement gives the targets other keys than the sources.
+        target_keys = _tensor(target_side.token_keys(~keys), target_shape)
     return EncoderDecoderBatch(
         labels=_tensor(labels, target_shape),
         example_ids=tuple(map(tuple, rows)),
@@ -147,72 +189,67 @@ def encoder_decoder_batch(
         source_segments=_tensor(source_segments, source_shape),
         target_tokens=_tensor(shifted.astype(np.int64), target_shape),
         target_segments=_tensor(target_segments, target_shape),
-        source_keys=None
-        if keys is None
-        else _tensor(source_side.token_keys(keys), source_shape),
-        target_keys=None
-        if keys is None
-        else _tensor(target_side.token_keys(~keys), target_shape),
+        source_keys=source_keys,
+        target_keys=target_keys,
     )
 
 
-def _read_sides(
-    examples: Examples, rows: Sequence[Sequence[int]]
-) -> tuple[Pieces, Pieces]:
-    """Read prompts and targets in row order. A store reads all of them together."""
+def _read_sides(examples: Examples, rows: Rows) -> tuple[Pieces, Pieces]:
+    """Read prompts and targets in row order. A store reads all of them in one call."""
     ids = list(chain.from_iterable(rows))
     if isinstance(examples, TokenStore):
         return examples.sides(np.array(ids, np.int64))
-    prompts = Pieces.of([examples.prompt(row) for row in ids])
-    return prompts, Pieces.of([examples.target(row) for row in ids])
+    prompts = Pieces.from_arrays([examples.prompt(row) for row in ids])
+    return prompts, Pieces.from_arrays([examples.target(row) for row in ids])
 
 
 class _PackedRows:
-    """Numbers of the examples in each row. No row is empty."""
+    """Indices of the first and last examples of packed rows. No row may be empty."""
 
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, rows: Rows) -> None:
         counts = np.array(list(map(len, rows)), np.int64)
         ends = counts.cumsum()
         self.first_examples = ends - counts
         self.last_examples = ends - 1
-        self.n = int(counts.sum())
-        numbers = np.arange(1, self.n + 1) - np.repeat(self.first_examples, counts)
+        self.n_examples = n = int(counts.sum())
         # [2 examples] segment of each example, and 0 for the padding after it
-        self.segments = np.zeros(2 * self.n, np.int32)
-        self.segments[::2] = numbers
+        self.segments = np.zeros(2 * n, np.int32)
+        self.segments[::2] = np.arange(1, n + 1) - np.repeat(
+            self.first_examples, counts
+        )
 
 
 class _PackedSide:
     """Positions of examples on one side of packed rows, from their `lengths` [examples]."""
 
-    def __init__(
-        self, rows: _PackedRows, lengths: NDArray[np.int64], row_length: int
-    ) -> None:
+    def __init__(self, rows: _PackedRows, lengths: Ints, row_length: int) -> None:
         self._rows = rows
         self._padding = row_length - np.add.reduceat(lengths, rows.first_examples)
+        self.lengths = lengths
         # [2 examples] tokens of each example, and of the padding after it
-        self.spans = np.zeros(2 * rows.n, np.int64)
+        self.spans = np.zeros(2 * rows.n_examples, np.int64)
         self.spans[::2] = lengths
         self.spans[2 * rows.last_examples + 1] = self._padding
         self.starts = self.spans.cumsum()[::2] - lengths  # [examples] first positions
 
-    def laid_out(self, pieces: Pieces) -> Ids:
-        """Write all rows into one array of the stored type, with 0 for padding."""
+    def pad(self, pieces: Pieces) -> Ids:
+        """Concatenate all rows in the stored type, each padded with 0 to the row length."""
         last_examples = self._rows.last_examples.tolist()
-        return pieces.joined(zip(last_examples, self._padding.tolist(), strict=True))
+        gaps = zip(last_examples, self._padding.tolist(), strict=True)
+        return pieces.joined(gaps)
 
-    def positions(self) -> NDArray[np.int64]:
-        """Number the tokens of each example from 0. Padding gets any number."""
+    def positions(self) -> Ints:
+        """Number the tokens of each example from 0. The numbers of padding have no meaning."""
         starts = np.zeros(len(self.spans), np.int64)
         starts[::2] = self.starts
         return np.arange(int(self.spans.sum())) - np.repeat(starts, self.spans)
 
-    def token_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    def token_keys(self, keys: Ints) -> Ints:
         """Compute a key per token from the keys of the examples."""
         return np.repeat(np.repeat(keys, 2), self.spans) + self.positions()
 
     def segments(self) -> NDArray[np.int32]:
-        """Number the examples of each row from 1 at every position. Padding is 0."""
+        """Compute the segment of each token: its example's number in the row from 1, padding 0."""
         return np.repeat(self._rows.segments, self.spans)
 
 
@@ -227,9 +264,9 @@ class Layout:
     examples: Examples
     shape: RowShape  # shape of a packed row; a decoder-only model has no source
     pad_id: int
-    start_id: int = 0  # first input of the decoder of an encoder-decoder
+    start_id: int = 0  # first input of an encoder-decoder's decoder
     packed: bool = True
-    """False for one example per row. All rows are then as long as the longest example."""
+    """False means one example per row. All rows are then as long as the longest example."""
 
     @classmethod
     def for_model(
@@ -241,36 +278,30 @@ class Layout:
         packed: bool,
     ) -> Self:
         """Create the layout for a model with this configuration."""
+        # Segments mark the padding, so a model without a padding token can use any id.
         pad_id = getattr(model, "pad_token_id", None) or 0
         start_id = getattr(model, "decoder_start_token_id", None) or 0
         return cls(examples, shape, pad_id, start_id, packed)
 
     def batch(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: Rows,
         examples: Examples | None = None,
-        keys: NDArray[np.int64] | None = None,
+        keys: Ints | None = None,
     ) -> Batch:
-        """Collate packed rows of store rows to a batch.
+        """Collate packed rows into a batch.
 
         Args:
             rows: The store rows of each packed row.
-            examples: Other examples than the layout's, such as augmented ones.
+            examples: Examples that replace those of the layout, such as augmented ones.
             keys: Random keys of the examples in row order, for dropout.
         """
         shape = self.shape
         examples = examples or self.examples
-        is_decoder = self.shape.source == 0
         if not self.packed:
             rows = [(example,) for row in rows for example in row]
-            prompts, targets = (side.lengths for side in _read_sides(examples, rows))
-            if is_decoder:
-                shape = RowShape(0, int((prompts + targets - 1).max(initial=1)))
-            else:
-                shape = RowShape(
-                    int(prompts.max(initial=1)), int(targets.max(initial=1))
-                )
-        if is_decoder:
+            shape = self._unpacked_shape(examples, rows)
+        if self.shape.source == 0:
             store = self.examples if isinstance(self.examples, TokenStore) else None
             return decoder_batch(
                 examples,
@@ -287,4 +318,14 @@ class Layout:
             pad_id=self.pad_id,
             start_id=self.start_id,
             keys=keys,
+        )
+
+    def _unpacked_shape(self, examples: Examples, rows: Rows) -> RowShape:
+        """Compute the shape of rows that are as long as the longest example, at least 1 token."""
+        prompts, targets = _read_sides(examples, rows)
+        if self.shape.source == 0:
+            n_inputs = prompts.lengths + targets.lengths - 1
+            return RowShape(0, int(n_inputs.max(initial=1)))
+        return RowShape(
+            int(prompts.lengths.max(initial=1)), int(targets.lengths.max(initial=1))
         )

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Final, Self, get_args
+from typing import NamedTuple, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toque.config.cross_checks import share_of
 from toque.config.field_types import DifficultyName
 from toque.config.schema_methods import CurriculumConfig, StageFilters
+from toque.data.array_types import Ints
 from toque.data.loader.epoch_plan import EpochPlan, Update
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
@@ -27,36 +27,48 @@ from toque.units import Cursor, Duration
 
 _STAGE = 3  # separates the keys of stages from other keys
 _DIGITS = 9  # decimals of passes, so that sums of shares give exact integers
-_DIFFICULTIES: Final = get_args(DifficultyName)  # in the order of their codes
+_DIFFICULTIES = get_args(DifficultyName)  # in the order of their codes
 
 
-def _filters(stage: StageFilters) -> list[tuple[str, float, float, str]]:
-    """List the filters of a stage: column, minimum, maximum, and text."""
-    filters: list[tuple[str, float, float, str]] = []
-    if (hardest := stage.max_difficulty) is not None:
-        maximum = _DIFFICULTIES.index(hardest)
-        filters.append(("difficulty", -np.inf, maximum, f"difficulty up to {hardest}"))
+class _Filter(NamedTuple):
+    """Bounds on a column of the store."""
+
+    column: str
+    minimum: float
+    maximum: float
+    description: str
+
+
+def _list_filters(stage: StageFilters) -> list[_Filter]:
+    """List the filters of a stage."""
+    filters: list[_Filter] = []
+    hardest = stage.max_difficulty
+    if hardest is not None:
+        code = _DIFFICULTIES.index(hardest)
+        filters.append(
+            _Filter("difficulty", -np.inf, code, f"difficulty up to {hardest}")
+        )
     if stage.min_quality > 0:
-        text = f"quality from {stage.min_quality:g}"
-        filters.append(("quality", stage.min_quality, np.inf, text))
-    for what in ("ingredients", "steps"):
-        maximum = getattr(stage, f"max_{what}")
+        description = f"quality from {stage.min_quality:g}"
+        filters.append(_Filter("quality", stage.min_quality, np.inf, description))
+    for unit in ("ingredients", "steps"):
+        maximum = getattr(stage, f"max_{unit}")
         if maximum is not None:
-            filters.append((f"n_{what}", -np.inf, maximum, f"up to {maximum} {what}"))
+            description = f"up to {maximum} {unit}"
+            filters.append(_Filter(f"n_{unit}", -np.inf, maximum, description))
     return filters
 
 
-def stage_in_words(stage: StageFilters) -> str:
+def describe_stage(stage: StageFilters) -> str:
     """Describe the filters of a stage."""
-    return ", ".join(text for *_, text in _filters(stage)) or "everything"
+    descriptions = [f.description for f in _list_filters(stage)]
+    return ", ".join(descriptions) or "everything"
 
 
-def selected(
-    store: TokenStore, rows: NDArray[np.int64], stage: StageFilters
-) -> NDArray[np.int64]:
-    """Find the positions in `rows` of a stage's examples. A missing value passes a filter."""
+def select_examples(store: TokenStore, rows: Ints, stage: StageFilters) -> Ints:
+    """Find a stage's examples, as positions in `rows`. A missing value passes a filter."""
     passes = np.ones(len(rows), np.bool_)
-    for column, minimum, maximum, _ in _filters(stage):
+    for column, minimum, maximum, _ in _list_filters(stage):
         # Round the bounds like the stored values: 0.7 in float32 is less than 0.7 in float64.
         values = np.asarray(store.column(column))[rows].astype(np.float32)
         is_inside = (values >= np.float32(minimum)) & (values <= np.float32(maximum))
@@ -64,29 +76,51 @@ def selected(
     return np.flatnonzero(passes)
 
 
+def _refuse_empty_stages(
+    stages: Sequence[StageFilters],
+    selections: Sequence[Ints],
+    n_examples: int,
+) -> None:
+    """Refuse a stage that selects none of the training examples."""
+    for number, stage in enumerate(stages, start=1):
+        if not len(selections[number - 1]):
+            counts = ", ".join(
+                f"stage {i}: {len(s):,}" for i, s in enumerate(selections, start=1)
+            )
+            raise ConfigError(
+                f"Stage {number} of the curriculum ({describe_stage(stage)}) selects none of the "
+                f"{n_examples:,} training examples ({counts}). Widen its filters. `toque report` "
+                "shows the distributions of difficulty and quality."
+            )
+
+
 def stage_seed(seed: int, stage: int) -> int:
-    """Derive a stage's seed, so that stages with the same examples have different orders."""
+    """Derive a stage's seed. Stages with the same examples get different orders."""
     return key_of(seed, stage, _STAGE) if stage else seed
 
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """Sequence of epoch plans, with the methods of a single one. Each lasts at least an update."""
+    """Sequence of epoch plans, one per stage, with the interface of an `EpochPlan`.
+
+    Each stage lasts at least one update.
+    """
 
     stages: Sequence[EpochPlan]
-    # Start of each stage as a share of the run; ascending from 0.
+    # Start of each stage as a share of the run, ascending from 0.
     begins: Sequence[float]
-    run_length: Duration  # if in tokens, stages end approximately, by mean lengths
-    source_lengths: NDArray[np.int64]  # [N] lengths of all training examples
-    target_lengths: NDArray[np.int64]  # [N]
+    # If the length is in tokens, stages end approximately, because mean lengths are used.
+    run_length: Duration
+    source_lengths: Ints  # [N] lengths of all training examples
+    target_lengths: Ints  # [N]
 
     @classmethod
-    def from_settings(
+    def from_curriculum(
         cls,
         curriculum: CurriculumConfig,
         store: TokenStore,
-        rows: NDArray[np.int64],
-        make: Callable[[NDArray[np.int64], int], EpochPlan],
+        rows: Ints,
+        make_plan: Callable[[Ints, int], EpochPlan],
         *,
         stop_after: Duration,
         seed: int,
@@ -94,43 +128,35 @@ class StagedPlan:
         """Create the plans of the stages.
 
         Args:
-            curriculum: The settings.
+            curriculum: The `curriculum` section.
             store: The store.
             rows: Store rows to train on, [N].
-            make: Function that plans the rows at some positions with a seed.
-            stop_after: The length of the run.
-            seed: The seed of the run.
+            make_plan: Function of positions in `rows` and a seed that returns their plan.
+            stop_after: The run's length.
+            seed: The run's seed.
 
         Raises:
             ConfigError: A stage has no example, or is shorter than an update.
         """
         stages = curriculum.stages
-        positions = [selected(store, rows, stage) for stage in stages]
-        for number, (stage, chosen) in enumerate(
-            zip(stages, positions, strict=True), start=1
-        ):
-            if not len(chosen):
-                counts = ", ".join(
-                    f"stage {i}: {len(p):,}" for i, p in enumerate(positions, 1)
-                )
-                raise ConfigError(
-                    f"Stage {number} of the curriculum ({stage_in_words(stage)}) selects none of "
-                    f"the {len(rows):,} training examples ({counts}). Widen its filters. `toque "
-                    "report` shows the distributions of difficulty and quality."
-                )
-        everything = make(np.arange(len(rows)), seed)
+        selections = [select_examples(store, rows, stage) for stage in stages]
+        _refuse_empty_stages(stages, selections, len(rows))
+        full_plan = make_plan(np.arange(len(rows)), seed)
         return cls(
             stages=[
-                make(chosen, stage_seed(seed, i)) for i, chosen in enumerate(positions)
+                make_plan(selection, stage_seed(seed, i))
+                for i, selection in enumerate(selections)
             ],
+            # The checks of the configuration exclude None, a start in another unit than the run.
             begins=[share_of(stage.begins, stop_after) or 0.0 for stage in stages],
             run_length=stop_after,
-            source_lengths=everything.source_lengths,
-            target_lengths=everything.target_lengths,
+            source_lengths=full_plan.source_lengths,
+            target_lengths=full_plan.target_lengths,
         )
 
     def __post_init__(self) -> None:
         for number, updates in enumerate(self.updates, start=1):
+            # An expected number below 0.5 rounds to no update.
             if updates < 0.5:
                 raise ConfigError(
                     f"Stage {number} of the curriculum would last {updates:.2f} updates in a run "
@@ -143,11 +169,10 @@ class StagedPlan:
 
     @cached_property
     def updates(self) -> list[float]:
-        """Updates per stage. Expected numbers, unless the run's length is in steps."""
+        """Updates per stage. They are expected numbers, unless the run's length is in steps."""
         if self._is_in_steps:
-            bounds = [
-                round(begin * self.run_length.amount) for begin in (*self.begins, 1.0)
-            ]
+            n_steps = self.run_length.amount
+            bounds = [round(begin * n_steps) for begin in (*self.begins, 1.0)]
             return [float(end - start) for start, end in pairwise(bounds)]
         return [
             passes * plan.updates_per_epoch()
@@ -162,15 +187,16 @@ class StagedPlan:
                 updates / plan.updates_per_epoch()
                 for updates, plan in zip(self.updates, self.stages, strict=True)
             ]
+        unit = self.run_length.unit
         shares = [end - start for start, end in pairwise((*self.begins, 1.0))]
         return [
-            share * self.run_length.amount / plan.amounts[self.run_length.unit]
+            share * self.run_length.amount / plan.amounts[unit]
             for share, plan in zip(shares, self.stages, strict=True)
         ]
 
     @cached_property
     def _epochs(self) -> list[float]:
-        """Epochs of the run at the start of each stage and at the end."""
+        """Epochs of the run at the start of each stage, and at the end of the run."""
         return [round(n, _DIGITS) for n in accumulate(self.passes, initial=0.0)]
 
     @property
@@ -182,7 +208,7 @@ class StagedPlan:
             totals[unit] = sum(passes * plan.amounts[unit] for passes, plan in pairs)
         return totals
 
-    def in_words(self, curriculum: CurriculumConfig) -> list[str]:
+    def describe(self, curriculum: CurriculumConfig) -> list[str]:
         """Describe each stage in a line, with its examples and updates."""
         about = "" if self._is_in_steps else "about "
         stages = zip(
@@ -190,7 +216,7 @@ class StagedPlan:
         )
         return [
             f"stage {number} from {stage.begins}: {len(plan.examples):,} of "
-            f"{len(self.target_lengths):,} examples ({stage_in_words(stage)}), {passes:.3g} "
+            f"{len(self.target_lengths):,} examples ({describe_stage(stage)}), {passes:.3g} "
             f"passes, {about}{updates:,.0f} steps"
             for number, (stage, plan, passes, updates) in enumerate(stages, start=1)
         ]
@@ -204,9 +230,10 @@ class StagedPlan:
         stage = cursor.stage
         update = self.stages[stage].at(replace(cursor, stage=0, updates=0))
         start, end = self._epochs[stage : stage + 2]
-        updates = cursor.updates + 1
         passes = round(update.epoch, _DIGITS)
+        updates = 0  # counted only if the run's length is in steps
         if self._is_in_steps:
+            updates = cursor.updates + 1
             is_over = updates >= self.updates[stage]
         else:
             is_over = passes >= round(end - start, _DIGITS)
@@ -215,11 +242,9 @@ class StagedPlan:
         if is_over and not is_last:
             return replace(update, cursor=Cursor(stage=stage + 1), epoch=end)
         epoch = round(start + passes, _DIGITS)
-        if (
-            not is_last
-        ):  # the expected end may come too early, and epochs must never decrease
+        if not is_last:
+            # A stage may last longer than expected. The next stage starts at `end`, and epochs
+            # must never decrease.
             epoch = min(epoch, end)
-        next_cursor = replace(
-            update.cursor, stage=stage, updates=updates if self._is_in_steps else 0
-        )
+        next_cursor = replace(update.cursor, stage=stage, updates=updates)
         return replace(update, cursor=next_cursor, epoch=epoch)

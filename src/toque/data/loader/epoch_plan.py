@@ -3,15 +3,15 @@
 An epoch is a random permutation of the selected examples, cut into windows. The examples of a
 window are packed into rows, and the rows are shuffled. An update is
 
-* `update_rows` consecutive rows, also of several windows, if the batch size is in tokens;
+* `update_rows` consecutive rows, possibly from several windows, if the batch size is in tokens;
 * a window, if the batch size is in examples.
 
-The plan does not depend on the number of ranks. They divide the rows of an update later.
+The plan does not depend on the number of ranks. The ranks divide the rows of an update later.
 
 With a mixture, an epoch passes w times over a source of weight w: 2 means every example twice, 0.5
-means half of the examples in each of two epochs. A source is a stream of passes,
-and each pass is a permutation of all its examples. Epoch e takes the positions from e * draws to
-(e + 1) * draws of the stream.
+means half of the examples in each of two epochs. A source is a stream of passes, and each pass is
+a permutation of all its examples. Epoch e takes the positions from e * draws to (e + 1) * draws of
+the stream.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import PurePosixPath
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toque.config.schema import DataConfig
+from toque.data.array_types import Floats, Ints
 from toque.data.loader.packing import RowShape, pack_windows
 from toque.data.store.store_manifest import StoreManifest
 from toque.data.store.token_column import Ids
@@ -40,14 +40,16 @@ from toque.units import Cursor
 from toque.user_paths import named_path
 
 WINDOW_EXAMPLES = 2048
-"""Examples per window. With 2,048 recipes, 3 to 4 % of the computed tokens are padding, and with
-4,096 recipes 0.1 points less. Packing a window, e.g. to resume, takes tens of milliseconds."""
+"""Examples per window. With 2,048 recipes, 3 to 4 % of the computed tokens are padding. With 4,096
+recipes, the share is 0.1 percentage points lower. Packing a window, e.g. to resume, takes tens of
+milliseconds."""
 
-Packed = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Examples in the order of the rows, and their number per row. Unused rows have 0 examples."""
+Packed = tuple[Ints, Ints]
+"""Examples in row order, and the number of examples per row. Unused rows have 0 examples."""
 
 _CACHED_WINDOWS = 4
 _BLOCK = 8192  # examples that are permuted and packed together
+_ROW_ORDER = 1  # separates the keys of row orders from the keys of epochs
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,10 @@ class Update:
 class EpochPlan:
     """Order of a selection of examples in every epoch. Each example must fit into a row."""
 
-    examples: NDArray[np.int64]  # [N] store rows
+    examples: Ints  # [N] store rows
     # [N] computed tokens of the encoder; 0 for a decoder.
-    source_lengths: NDArray[np.int64]
-    target_lengths: NDArray[np.int64]  # [N] computed tokens of the decoder
+    source_lengths: Ints
+    target_lengths: Ints  # [N] computed tokens of the decoder
     shape: RowShape
     seed: int
     update_rows: int | None  # rows per update; None if an update is a window
@@ -77,18 +79,23 @@ class EpochPlan:
     def __post_init__(self) -> None:
         self._packed: OrderedDict[tuple[int, int], Packed] = OrderedDict()
         self.window_rows = lru_cache(_CACHED_WINDOWS)(self._window_rows)
-        self._block = lru_cache(_CACHED_WINDOWS)(self._permuted_block)
+        self._block = lru_cache(_CACHED_WINDOWS)(self._permute_block)
         if len(self.examples) == 0:
             raise ConfigError(
                 "No training example of the store is selected. Lower data.min_quality or "
                 "data.validation_fraction, or prepare more data."
             )
+        self._refuse_long_examples()
+
+    def _refuse_long_examples(self) -> None:
+        """Refuse examples that do not fit into a row."""
         longest_source = int(self.source_lengths.max())
         longest_target = int(self.target_lengths.max())
         has_source = self.shape.source > 0
-        if longest_target > self.shape.target or (
-            has_source and longest_source > self.shape.source
-        ):
+        fits = longest_target <= self.shape.target
+        if has_source:
+            fits = fits and longest_source <= self.shape.source
+        if not fits:
             longest = f"{longest_target} tokens"
             if has_source:
                 longest = f"{longest_source} source and {longest_target} target tokens"
@@ -100,12 +107,12 @@ class EpochPlan:
 
     @property
     def n_drawn(self) -> int:
-        """Examples per epoch, with repetitions."""
+        """Examples per epoch. A mixture may repeat examples."""
         return len(self.examples) if self.mixture is None else sum(self.mixture.draws)
 
     @property
     def n_tokens(self) -> float:
-        """Computed tokens per epoch. With a mixture, an average."""
+        """Computed tokens per epoch. With a mixture, the number is an average."""
         lengths = self.source_lengths + self.target_lengths
         if self.mixture is None:
             return float(lengths.sum())
@@ -130,40 +137,38 @@ class EpochPlan:
         row = cursor.row
         while True:
             window_rows = self.window_rows(epoch, window)
-            n = (
-                len(window_rows)
-                if self.update_rows is None
-                else self.update_rows - len(rows)
-            )
-            rows += window_rows[row : row + n]
-            row += n
+            n_wanted = len(window_rows)
+            if self.update_rows is not None:
+                n_wanted = self.update_rows - len(rows)
+            rows += window_rows[row : row + n_wanted]
+            row += n_wanted
             if row >= len(window_rows):
                 window += 1
                 row = 0
             # An update does not span two epochs, so the last update of an epoch may be smaller.
             epoch_ends = window * self.window >= self.n_drawn
-            if epoch_ends or self.update_rows is None or len(rows) == self.update_rows:
+            is_full = self.update_rows is None or len(rows) == self.update_rows
+            if epoch_ends or is_full:
                 break
 
         if epoch_ends:
             return Update(tuple(rows), Cursor(epoch + 1), epoch + 1.0)
-        seen: float = window * self.window
+        n_seen: float = window * self.window
         if row:
-            seen += (
-                self._window_size(window) * row / len(self.window_rows(epoch, window))
-            )
-        return Update(
-            tuple(rows), Cursor(epoch, window, row), epoch + seen / self.n_drawn
-        )
+            n_rows = len(self.window_rows(epoch, window))
+            n_seen += self._window_size(window) * row / n_rows
+        next_cursor = Cursor(epoch, window, row)
+        return Update(tuple(rows), next_cursor, epoch + n_seen / self.n_drawn)
 
     def epoch_key(self, cursor: Cursor) -> int:
         """Return the key of random changes to examples in the epoch of `cursor`."""
         return key_of(self.seed, cursor.epoch)
 
     def updates_per_epoch(self) -> float:
-        """Count the updates per epoch. For a batch in tokens, estimate them from a window."""
+        """Count the updates per epoch. If the batch size is in tokens, this is an estimate."""
         if self.update_rows is None:
             return float(-(-self.n_drawn // self.window))
+        # Assume that all windows have as many rows per example as the first.
         rows = len(self.window_rows(0, 0)) * self.n_drawn / self._window_size(0)
         return float(math.ceil(rows / self.update_rows))
 
@@ -174,60 +179,73 @@ class EpochPlan:
         return [tuple(islice(ids_left, count)) for count in counts.tolist() if count]
 
     def _packed_window(self, epoch: int, window: int) -> Packed:
+        """Return a window from the cache. If it is missing, pack it, and maybe the next ones."""
         if (epoch, window) not in self._packed:
-            # Packing many windows together takes little longer than packing one, unless examples
-            # vary. Pack ahead if windows are read in order, but not if a run resumes.
-            n = 1
-            if self.varied is None and (
-                window == 0 or (epoch, window - 1) in self._packed
-            ):
-                n = max(
-                    1, min(_BLOCK, self.n_drawn - window * self.window) // self.window
-                )
+            n = self._count_to_pack(epoch, window)
             for number, packed in enumerate(self._pack(epoch, window, n), start=window):
                 self._packed[epoch, number] = packed
             while len(self._packed) > _CACHED_WINDOWS + n:
                 self._packed.popitem(last=False)
         return self._packed[epoch, window]
 
+    def _count_to_pack(self, epoch: int, window: int) -> int:
+        """Choose the number of windows to pack together.
+
+        Packing many windows together takes little longer than packing one, unless examples vary.
+        Pack ahead if windows are read in order, but not if a run resumes.
+        """
+        is_in_order = window == 0 or (epoch, window - 1) in self._packed
+        if self.varied is not None or not is_in_order:
+            return 1
+        n_left = self.n_drawn - window * self.window
+        return max(1, min(_BLOCK, n_left) // self.window)
+
     def _pack(self, epoch: int, window: int, n: int) -> Iterable[Packed]:
-        """Pack `n` consecutive windows."""
+        """Pack `n` consecutive windows of equal size, and shuffle their rows."""
         size = self._window_size(window)
-        drawn = self._draw(epoch, window * self.window, n * size)
+        index = self._shuffled_positions(epoch, window * self.window, n * size)
         if self.mixture is not None:
-            drawn = self.mixture.examples(drawn, epoch=epoch)
+            index = self.mixture.examples_at(index, epoch=epoch)
+        ids = self.examples[index]
+
         epoch_key = self.epoch_key(Cursor(epoch))
         if self.varied is None:
-            source, target = self.source_lengths[drawn], self.target_lengths[drawn]
+            source = self.source_lengths[index]
+            target = self.target_lengths[index]
         else:
-            source, target = self.varied.lengths(self.examples[drawn], epoch_key)
-        placed = pack_windows(
+            source, target = self.varied.lengths(ids, epoch_key)
+        placement = pack_windows(
             source.reshape(n, size), target.reshape(n, size), self.shape
         )
-        keys = keys_of(epoch_key, np.arange(window, window + n), 1)
-        positions, counts = placed.by_row(shuffles(placed.n_rows, keys))
-        ids = self.examples[drawn].reshape(n, size)
-        return zip(np.take_along_axis(ids, positions, axis=1), counts, strict=True)
 
-    def _draw(self, epoch: int, start: int, size: int) -> NDArray[np.int64]:
-        """Draw the epoch's examples from position `start`. Small windows share a permuted block."""
-        first, last = start // _BLOCK, (start + size - 1) // _BLOCK
-        drawn = np.concatenate(
-            [self._block(epoch, block) for block in range(first, last + 1)]
-        )
-        return drawn[start - first * _BLOCK :][:size]
+        keys = keys_of(epoch_key, np.arange(window, window + n), _ROW_ORDER)
+        row_order = shuffles(placement.n_rows, keys)
+        examples, counts = placement.sort_by_row(row_order)
+        sorted_ids = np.take_along_axis(ids.reshape(n, size), examples, axis=1)
+        return zip(sorted_ids, counts, strict=True)
 
-    def _permuted_block(self, epoch: int, block: int) -> NDArray[np.int64]:
-        positions = np.arange(block * _BLOCK, min(self.n_drawn, (block + 1) * _BLOCK))
-        return permute(positions, n=self.n_drawn, key=key_of(self.seed, epoch))
+    def _shuffled_positions(self, epoch: int, start: int, size: int) -> Ints:
+        """List `size` positions of the unshuffled epoch in shuffled order, from index `start`.
+
+        Small windows share a permuted block.
+        """
+        first = start // _BLOCK
+        last = (start + size - 1) // _BLOCK
+        blocks = [self._block(epoch, block) for block in range(first, last + 1)]
+        return np.concatenate(blocks)[start - first * _BLOCK :][:size]
+
+    def _permute_block(self, epoch: int, block: int) -> Ints:
+        indices = np.arange(block * _BLOCK, min(self.n_drawn, (block + 1) * _BLOCK))
+        return permute(indices, n=self.n_drawn, key=key_of(self.seed, epoch))
 
     def _window_size(self, window: int) -> int:
+        """Count the examples of a window. The last window may be smaller."""
         return max(0, min(self.window, self.n_drawn - window * self.window))
 
 
 Sides = tuple[Ids, Ids]
 Vary = Callable[[int, int], Sides]
-"""Pure function of a store row and an epoch key that gives the prompt and target ids."""
+"""Pure function of a store row and an epoch key that returns the prompt and target ids."""
 _CACHED_EXAMPLES = 16384  # several windows
 
 
@@ -238,23 +256,24 @@ class Varied:
         self._encoder = encoder
         self.sides = lru_cache(_CACHED_EXAMPLES)(vary)
 
-    def lengths(
-        self, rows: NDArray[np.int64], key: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def lengths(self, rows: Ints, key: int) -> tuple[Ints, Ints]:
         """Compute source and target lengths as `EpochPlan` counts them."""
         sides = [self.sides(row, key) for row in rows.tolist()]
         prompt = np.array([len(p) for p, _ in sides], np.int64)
         target = np.array([len(t) for _, t in sides], np.int64)
-        return (prompt, target) if self._encoder else (0 * prompt, prompt + target - 1)
+        if self._encoder:
+            return prompt, target
+        # A decoder reads the prompt and the target without its last token.
+        return np.zeros_like(prompt), prompt + target - 1
 
-    def at(self, key: int) -> InEpoch:
-        """Select the examples of the epoch with this key."""
-        return InEpoch(self, key)
+    def for_epoch(self, key: int) -> EpochExamples:
+        """Return the examples of the epoch with this key."""
+        return EpochExamples(self, key)
 
 
 @dataclass(frozen=True)
-class InEpoch:
-    """Varied examples of an epoch."""
+class EpochExamples:
+    """Varied examples of one epoch."""
 
     varied: Varied
     key: int
@@ -268,23 +287,23 @@ class InEpoch:
         return self.varied.sides(int(row), self.key)[1]
 
 
-Positions = NDArray[np.int64]
+Positions = Ints
 _PASS = 2  # separates these keys from the keys of epochs
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Groups of examples by source and task, and the passes of an epoch over each group."""
+    """Groups of examples by source and task, and the number of passes per epoch over each group."""
 
     group: Positions  # [N] group of each example
     weights: Sequence[float]  # passes per epoch over each group; positive
     seed: int
 
     @classmethod
-    def from_settings(
+    def for_rows(
         cls, data: DataConfig, store: TokenStore, rows: Positions, *, seed: int
     ) -> Self | None:
-        """Create the mixture of the settings. None if an epoch has every example once."""
+        """Create the mixture of store rows. None if an epoch has every example once."""
         weights, group = _weigh_groups(data, store, rows, rows)
         if all(weight == 1.0 for weight in weights):
             return None
@@ -292,20 +311,20 @@ class Mixture:
 
     @cached_property
     def members(self) -> list[Positions]:
-        """Examples of each group."""
+        """Indices of the examples of each group."""
         return [
             np.flatnonzero(self.group == number) for number in range(len(self.weights))
         ]
 
     @cached_property
     def draws(self) -> list[int]:
-        """Examples per epoch from each group that is not empty, at least one."""
+        """Examples per epoch from each group. A group that is not empty gives at least one."""
         return [
             max(1, round(weight * len(examples))) if len(examples) else 0
             for weight, examples in zip(self.weights, self.members, strict=True)
         ]
 
-    def examples(self, positions: Positions, *, epoch: int) -> Positions:
+    def examples_at(self, positions: Positions, *, epoch: int) -> Positions:
         """Look up the examples at positions below `sum(draws)` in the unshuffled epoch."""
         ends = np.cumsum(self.draws)
         group = np.searchsorted(ends, positions, side="right")
@@ -314,32 +333,30 @@ class Mixture:
             is_member = group == number
             draws = self.draws[number]
             members = self.members[number]
-            stream = epoch * draws + positions[is_member] - (int(ends[number]) - draws)
-            examples[is_member] = members[
-                self._permute_passes(stream, len(members), number)
-            ]
+            # The epoch continues in the group's stream of passes where the previous one ended.
+            offset = int(ends[number]) - draws
+            stream = epoch * draws + positions[is_member] - offset
+            index = self._permute_passes(stream, len(members), number)
+            examples[is_member] = members[index]
         return examples
 
-    def in_words(self, data: DataConfig) -> str:
-        """Describe in a line the examples that an epoch draws from each source and task."""
-        by_task = bool(data.task_weights or data.task_temperature)
-        tasks = (*data.task_names, "of no task") if by_task else ("",)
+    def describe(self, data: DataConfig) -> str:
+        """Describe in a line the examples that an epoch takes from each source and task."""
+        has_tasks = bool(data.task_weights or data.task_temperature)
+        tasks = (*data.task_names, "of no task") if has_tasks else ("",)
+        has_sources = len(self.weights) > len(tasks)
         parts = []
-        for group, (members, draws) in enumerate(
-            zip(self.members, self.draws, strict=True)
-        ):
+        for group, draws in enumerate(self.draws):
             if not draws:
                 continue
+            # The number of a group is source * number of tasks + task, see `_weigh_groups`.
             source, task = divmod(group, len(tasks))
-            names = (
-                [data.sources[source].path] if len(self.weights) > len(tasks) else []
-            )
-            if by_task:
+            names = [data.sources[source].path] if has_sources else []
+            if has_tasks:
                 names.append(tasks[task])
+            n_members = len(self.members[group])
             weight = self.weights[group]
-            parts.append(
-                f"{' '.join(names)} {len(members):,} x {weight:.3g} = {draws:,}"
-            )
+            parts.append(f"{' '.join(names)} {n_members:,} x {weight:.3g} = {draws:,}")
         return f"an epoch draws {sum(self.draws):,} examples: {'; '.join(parts)}"
 
     def _permute_passes(self, stream: Positions, n: int, group: int) -> Positions:
@@ -353,9 +370,7 @@ class Mixture:
         return members
 
 
-def held_out_weights(
-    data: DataConfig, store: TokenStore, rows: Positions
-) -> NDArray[np.float64]:
+def held_out_weights(data: DataConfig, store: TokenStore, rows: Positions) -> Floats:
     """Weigh held-out rows like the training examples of their group, for comparable losses."""
     weights, group = _weigh_groups(data, store, rows, store.rows("train"))
     return np.asarray(weights, float)[group]
@@ -366,33 +381,54 @@ def _weigh_groups(
 ) -> tuple[list[float], Positions]:
     """Compute the weight of each group, and the group of each of `rows`.
 
-    A group is a source, a task, or a task of a source. The weights of a temperature depend on the
-    counts of `train_rows`.
+    A group is a pair of a source and a task. Its number is source * number of tasks + task, and its
+    weight is the product of both weights. The weights of a temperature depend on the counts of
+    `train_rows`.
     """
-    source_weights = [source.weight for source in data.sources] + [1.0] * len(
-        data.validation
-    )
-    weights_of_tasks = [1.0]
-    group = np.zeros(len(rows), np.int64)
-    if any(weight != 1.0 for weight in source_weights):
-        _check_sources(data, store.manifest)
-        group = np.asarray(store.column("source"))[rows].astype(np.int64)
-    else:
-        source_weights = [1.0]
-    if data.task_weights or data.task_temperature is not None:
-        n_tasks = len(data.task_names)
-        # Rows without a task are one more group, of weight 1.
-        tasks = np.minimum(np.asarray(store.column("task")).astype(np.int64), n_tasks)
-        counts = np.bincount(tasks[train_rows], minlength=n_tasks)[:n_tasks]
-        weights_of_tasks = [*task_weights(data, counts), 1.0]
-        group = group * (n_tasks + 1) + tasks[rows]
-    return [
-        source * task for source in source_weights for task in weights_of_tasks
-    ], group
+    source_weights, source = _weigh_sources(data, store, rows)
+    weights_of_tasks, task = _weigh_tasks(data, store, rows, train_rows)
+    group = source * len(weights_of_tasks) + task
+    weights = [
+        source_weight * task_weight
+        for source_weight in source_weights
+        for task_weight in weights_of_tasks
+    ]
+    return weights, group
+
+
+def _weigh_sources(
+    data: DataConfig, store: TokenStore, rows: Positions
+) -> tuple[list[float], Positions]:
+    """Return the weight of each source, and the source of each of `rows`.
+
+    If all weights are 1, all rows count as one source.
+    """
+    weights = [source.weight for source in data.sources]
+    weights += [1.0 for _ in data.validation]  # these sources have no weight
+    if all(weight == 1.0 for weight in weights):
+        return [1.0], np.zeros(len(rows), np.int64)
+    _check_sources(data, store.manifest)
+    return weights, np.asarray(store.column("source"))[rows].astype(np.int64)
+
+
+def _weigh_tasks(
+    data: DataConfig, store: TokenStore, rows: Positions, train_rows: Positions
+) -> tuple[list[float], Positions]:
+    """Return the weight of each task, and the task of each of `rows`.
+
+    Without weights of tasks, all rows count as one task.
+    """
+    if not data.task_weights and data.task_temperature is None:
+        return [1.0], np.zeros(len(rows), np.int64)
+    n_tasks = len(data.task_names)
+    # Rows without a task count as one more task, of weight 1.
+    task = np.minimum(np.asarray(store.column("task")).astype(np.int64), n_tasks)
+    counts = np.bincount(task[train_rows], minlength=n_tasks)[:n_tasks]
+    return [*task_weights(data, counts), 1.0], task[rows]
 
 
 def task_weights(data: DataConfig, counts: Positions) -> list[float]:
-    """Compute the passes of an epoch over each task from its `counts` [tasks] of examples.
+    """Compute the passes per epoch over each task from the tasks' example `counts` [tasks].
 
     With temperature T, the share of a task of n examples is proportional to n^(1/T), and an epoch
     keeps its length (temperature-scaled mixing without the limit K, Raffel et al. 2020, section
@@ -402,16 +438,15 @@ def task_weights(data: DataConfig, counts: Positions) -> list[float]:
     if temperature is None:
         return [data.task_weights.get(task, 1.0) for task in data.task_names]
     n = counts.astype(float)
+    if not n.sum():
+        return [1.0 for _ in n]
     share = np.where(n > 0, n ** (1.0 / temperature), 0.0)
-    draws = n.sum() * share / share.sum() if n.sum() else n
+    draws = n.sum() * share / share.sum()
     return [float(d / c) if c else 1.0 for d, c in zip(draws, n, strict=True)]
 
 
 def _check_sources(data: DataConfig, manifest: StoreManifest) -> None:
-    """Check that the sources of the settings are the sources of the store.
-
-    Weights apply to sources by their index.
-    """
+    """Check that the store was prepared from the configured sources in the same order."""
     sources = (*data.sources, *data.validation)
     store_paths: dict[int, list[PurePosixPath]] = {}
     for entry in manifest.sources:
@@ -427,9 +462,11 @@ def _check_sources(data: DataConfig, manifest: StoreManifest) -> None:
             f"prepared from {len(store_paths)} (files such as {examples}). {todo}"
         )
     for number, source in enumerate(sources):
-        name = named_path(source.path).name or "*"  # "." is a folder of any files
+        if ":" in source.path:  # not a path on this machine, so names may differ
+            continue
+        pattern = named_path(source.path).name or "*"  # "." is a folder of any files
         parts = [part for path in store_paths.get(number, []) for part in path.parts]
-        if ":" not in source.path and not any(fnmatch(part, name) for part in parts):
+        if not any(fnmatch(part, pattern) for part in parts):
             raise ConfigError(
                 f"data.sources[{number}] is {source.path}, but source {number} of the store "
                 f"{data.store} is {store_paths[number][0]}. {todo}"

@@ -1,7 +1,7 @@
 """Packing of examples into rows by their lengths.
 
-The method is best fit decreasing: the longest example comes first, and each goes into the fullest
-row that has enough space. A decoder has one dimension, and an encoder-decoder two.
+The method is best fit decreasing: the longest example comes first, and each example goes into the
+fullest row with enough space. A decoder's rows have one length, an encoder-decoder's rows have two.
 """
 
 from __future__ import annotations
@@ -9,17 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-Lengths = NDArray[np.int64]
+from toque.data.array_types import Floats, Ints
+
+Lengths = Ints
 Rows = list[list[int]]  # indices of the examples in each row
 # Tolerance for shares of a row: less than a token, more than rounding errors.
-_TINY: Final = 1e-9
-_UNOPENED: Final = 1e3
+_TINY = 1e-9
+_UNOPENED = 1e3
 """Space of a row without examples, as shares of a row. Any opened row fits better."""
+_MULTIPLE = 16  # tokens; row lengths are multiples of it
+_DECODER_LENGTHS = (256, 512, 1024, 2048)  # candidates of a decoder's row length
+_TARGET_LENGTHS = (256, 384, 512, 640, 768, 1024)
+"""Candidates of the target length of an encoder-decoder's rows."""
+_RATIO_FACTORS = (0.95, 1.0, 1.06)
+"""Factors of the mean ratio of source to target. The best packing may need a little more space on
+either side."""
+_ATTENTION_LENGTH = 8192  # row length at which attention costs as much as the rest
 
 
 @dataclass(frozen=True)
@@ -36,44 +45,47 @@ class RowShape:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Rows of the packed examples of several windows, in the order of packing."""
+class Placement:
+    """Row of each example in several windows, in the order of packing."""
 
-    order: NDArray[np.int64]  # [windows, examples] index of each example in its window
-    # [windows, examples] its row, numbered from 0 in every window.
-    row: NDArray[np.int64]
+    examples: NDArray[
+        np.int64
+    ]  # [windows, examples] index of each example in its window
+    # [windows, examples] row of each example, numbered from 0 in every window.
+    rows: Ints
 
     @property
-    def n_rows(self) -> NDArray[np.int64]:
+    def n_rows(self) -> Ints:
         """Rows per window, [windows]."""
-        return np.asarray(self.row.max(axis=1, initial=-1) + 1)
+        return np.asarray(self.rows.max(axis=1, initial=-1) + 1)
 
-    def by_row(
-        self, order: NDArray[np.int64] | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def sort_by_row(self, row_order: Ints | None = None) -> tuple[Ints, Ints]:
         """Sort the examples by row.
 
         Args:
-            order: The order of the rows, [windows, rows]. None means ascending.
+            row_order: The rows of each window in the requested order, [windows, rows]. None means
+                ascending order.
 
         Returns:
             Indices of the examples [windows, examples], and examples per row [windows, rows].
         """
-        n_windows = len(self.row)
+        n_windows = len(self.rows)
         width = int(self.n_rows.max(initial=0))
-        row = self.row
-        if order is not None:
-            rank = np.empty_like(order)
-            np.put_along_axis(rank, order, np.arange(width)[None], axis=1)
-            row = np.take_along_axis(rank, row, axis=1)
+        rank = self.rows
+        if row_order is not None:
+            rank_of_row = np.empty_like(row_order)
+            np.put_along_axis(rank_of_row, row_order, np.arange(width)[None], axis=1)
+            rank = np.take_along_axis(rank_of_row, self.rows, axis=1)
+
         # numpy sorts 16-bit integers by radix, which is ten times faster.
-        small = row.astype(np.int16) if width < 1 << 15 else row
-        sort = np.argsort(small, axis=1, kind="stable")
-        cells = row + np.arange(n_windows)[:, None] * width
-        counts = np.bincount(cells.ravel(), minlength=n_windows * width)
-        return np.take_along_axis(self.order, sort, axis=1), counts.reshape(
-            n_windows, width
-        )
+        sort_keys = rank.astype(np.int16) if width < 1 << 15 else rank
+        by_rank = np.argsort(sort_keys, axis=1, kind="stable")
+        examples = np.take_along_axis(self.examples, by_rank, axis=1)
+
+        # Count the examples of all windows in one call, with distinct numbers for their rows.
+        row_numbers = rank + np.arange(n_windows)[:, None] * width
+        counts = np.bincount(row_numbers.ravel(), minlength=n_windows * width)
+        return examples, counts.reshape(n_windows, width)
 
 
 def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
@@ -82,23 +94,23 @@ def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
     >>> pack(np.zeros(3, np.int64), np.array([3, 5, 2]), RowShape(0, 5))
     [[1], [0, 2]]
     """
-    examples, counts = pack_windows(source[None], target[None], shape).by_row()
+    examples, counts = pack_windows(source[None], target[None], shape).sort_by_row()
     examples_left = iter(examples[0].tolist())
     return [list(islice(examples_left, n)) for n in counts[0].tolist()]
 
 
-def pack_windows(source: Lengths, target: Lengths, shape: RowShape) -> Placed:
+def pack_windows(source: Lengths, target: Lengths, shape: RowShape) -> Placement:
     """Pack several windows. The lengths are [windows, examples]."""
     if shape.source:
         return _best_fit_pairs(source / shape.source, target / shape.target)
     order = np.argsort(-target, axis=1, kind="stable")
     lengths = np.take_along_axis(target, order, axis=1).tolist()
     rows = [_best_fit(window, shape.target) for window in lengths]
-    return Placed(order, np.array(rows, np.int64).reshape(order.shape))
+    return Placement(order, np.array(rows, np.int64).reshape(order.shape))
 
 
 def _best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
-    """Find a row for each example of descending lengths."""
+    """Find a row for each example. The lengths must be in descending order."""
     row_of: list[int] = []
     n_rows = 0
     rows_by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
@@ -106,7 +118,7 @@ def _best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
     for length in lengths:
         candidates = spaces >> length
         if candidates:
-            # The lowest bit.
+            # The lowest set bit is the tightest fit.
             space = length + (candidates & -candidates).bit_length() - 1
             row = rows_by_space[space].pop()
             if not rows_by_space[space]:
@@ -122,39 +134,39 @@ def _best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
     return row_of
 
 
-def _best_fit_pairs(s: NDArray[np.float64], t: NDArray[np.float64]) -> Placed:
-    """Find rows in two dimensions. Lengths [windows, examples] are shares of a row's sides.
+def _best_fit_pairs(source: Floats, target: Floats) -> Placement:
+    """Find rows with a source and a target side.
 
-    All windows place their k-th example together, because a numpy call takes as long as a thousand
-    numbers in it, and a window has about thirty rows.
+    The lengths [windows, examples] are shares of the length of a side. All windows place their
+    k-th example together, because a window has only about thirty rows, and the overhead of a numpy
+    call equals the work on a thousand numbers.
     """
     # Examples that are long on either side fit into few rows, so they come first.
-    order = np.lexsort((-(s + t), -np.maximum(s, t)))
-    sides = np.stack(
-        [np.take_along_axis(side, order, axis=1).T for side in (s, t)], axis=1
-    )
-    n_windows, n_examples = s.shape
+    order = np.lexsort((-(source + target), -np.maximum(source, target)))
+    sides = [np.take_along_axis(side, order, axis=1).T for side in (source, target)]
+    lengths = np.stack(sides, axis=1)
+    n_windows, n_examples = source.shape
     rows = np.empty((n_examples, n_windows), np.int64)
     open_rows = _OpenRows(n_windows)
     for k in range(n_examples):
-        open_rows.place(sides[k], out=rows[k])
-    return Placed(order, np.ascontiguousarray(rows.T))
+        open_rows.place(lengths[k], out=rows[k])
+    return Placement(order, np.ascontiguousarray(rows.T))
 
 
 class _OpenRows:
-    """Free space in the rows of several windows, as shares of both sides of a row."""
+    """Free space in the rows of several windows, as shares of the row length of both sides."""
 
     def __init__(self, n_windows: int) -> None:
         self._space = np.empty((2, n_windows, 0))
         self._widen()
 
-    def place(self, example: NDArray[np.float64], *, out: NDArray[np.int64]) -> None:
-        """Place an example [2, windows] in each window, and write their rows to `out`."""
+    def place(self, example: Floats, *, out: Ints) -> None:
+        """Place one example per window, of lengths [2, windows], and write the rows to `out`."""
         if self._n_unopened == 0:
             self._widen()
         self._n_unopened -= 1
 
-        # Find the tightest fit: the least space on both sides, with little difference.
+        # Find the tightest fit: the least space on both sides, with little difference between them.
         np.subtract(self._space, example[:, :, None], out=self._left)
         (left_s, left_t), (difference, overflow) = self._left, self._scratch
         np.minimum(left_s, left_t, out=overflow)
@@ -169,6 +181,7 @@ class _OpenRows:
         np.maximum(left_s, overflow, out=left_s)
         left_s.argmin(axis=1, out=out)
 
+        # An unopened row has the space of one row.
         index = self._row_offsets + out
         space = self._flat_space.take(index)
         np.minimum(space, 1.0, out=space)
@@ -176,7 +189,7 @@ class _OpenRows:
         self._flat_space[index] = space
 
     def _widen(self) -> None:
-        """Add unopened rows. They fit worse than any opened row, and the first one is taken."""
+        """Add unopened rows. They fit worse than any opened row, so only the first is chosen."""
         _, n_windows, old_width = self._space.shape
         n_opened = int((self._space < _UNOPENED).sum(axis=2).max(initial=0))
         width = n_opened + n_opened // 8 + 8
@@ -203,8 +216,8 @@ def choose_shape(
     """Choose the row shape with the lowest cost for these examples.
 
     The cost is computed tokens per useful token, times 1 + length / 8192 for attention. This is a
-    rough estimate: at width 512, the two matrix products of attention cost as much as the
-    projections near 4,096 positions, and masks are half empty.
+    rough estimate: at width 512, the two matmuls of attention cost as much as the projections near
+    4,096 positions, and half of each mask is empty.
 
     Args:
         source: Source lengths, including the longest example.
@@ -214,30 +227,41 @@ def choose_shape(
     """
     longest_source = _round_up(int(source.max(initial=1)))
     longest_target = _round_up(int(target.max(initial=1)))
-    if not encoder:
-        lengths = (longest_target, 256, 512, 1024, 2048)
-        shapes = {RowShape(0, n) for n in lengths if n >= longest_target}
-    else:
+    if encoder:
         ratio = max(1.0, float(source.sum())) / max(1.0, float(target.sum()))
-        shapes = {
-            RowShape(max(longest_source, _round_up(int(n * ratio * slack))), n)
-            for n in (longest_target, 256, 384, 512, 640, 768, 1024)
-            if n >= longest_target
-            for slack in (0.95, 1.0, 1.06)
-        }
+        shapes = _paired_shapes(longest_source, longest_target, ratio)
+    else:
+        lengths = (longest_target, *_DECODER_LENGTHS)
+        shapes = {RowShape(0, n) for n in lengths if n >= longest_target}
     ordered = sorted(shapes, key=lambda shape: (shape.tokens, shape.source))
     allowed = [shape for shape in ordered if shape.tokens <= at_most]
     if not allowed and encoder:
-        # With short targets and a long one, the ratio needs more source tokens than are allowed.
-        rest = (at_most - longest_target) // 16 * 16
-        return RowShape(max(longest_source, int(rest)), longest_target)
+        # If most targets are short and one is long, the ratio needs more source tokens than are
+        # allowed. So use the tokens that the longest target leaves.
+        remaining = (at_most - longest_target) // _MULTIPLE * _MULTIPLE
+        return RowShape(max(longest_source, int(remaining)), longest_target)
 
     def cost(shape: RowShape) -> float:
         length = max(shape.source, shape.target)
-        return (1 + length / 8192) / useful_share(source, target, shape)
+        attention_factor = 1 + length / _ATTENTION_LENGTH
+        return attention_factor / useful_share(source, target, shape)
 
     return min(allowed or ordered[:1], key=cost)
 
 
-def _round_up(n: int, multiple: int = 16) -> int:
-    return max(multiple, -(-n // multiple) * multiple)
+def _paired_shapes(
+    longest_source: int, longest_target: int, ratio: float
+) -> set[RowShape]:
+    """List candidate shapes for an encoder-decoder. `ratio` is source tokens per target token."""
+    shapes: set[RowShape] = set()
+    for target in (longest_target, *_TARGET_LENGTHS):
+        if target >= longest_target:
+            for factor in _RATIO_FACTORS:
+                source = _round_up(int(target * ratio * factor))
+                shapes.add(RowShape(max(longest_source, source), target))
+    return shapes
+
+
+def _round_up(n: int) -> int:
+    """Round up to a positive multiple of `_MULTIPLE`."""
+    return max(_MULTIPLE, -(-n // _MULTIPLE) * _MULTIPLE)

@@ -1,8 +1,8 @@
 """Rows of conversations in the text of a chat template.
 
 The prompt of a row is the text before the first answer. The target is the text from the first
-answer to the last, but only answers are learnt. The limits of prompt and target limit the row
-together.
+answer to the last, but only answers have a loss. The sum of the prompt and target limits applies to
+the entire row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,8 @@ from toque.data.tokenizer.chat import (
     CLOCK,
     Conversation,
     chat_template_of,
-    dated,
-    template_named,
+    find_template,
+    fix_date,
 )
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
@@ -30,13 +29,13 @@ from toque.sources.conversations import UNWRITTEN
 from toque.sources.records import Turn, count_field_note
 
 Ids = NDArray[np.uint32]
-TOKENS: Final = "tokens of conversations"
-LEARNT: Final = "tokens of conversations in answers, which are learnt"
-UNENDED: Final = "answers that the chat template does not end"
-MOVED: Final = "answers with a prompt that has other tokens when the model is asked"
-DATED: Final = "conversations with {} as the date of the chat template (data.chat_date)"
-CUT_ANSWERS: Final = "answers cut at the limit of conversations"
-CUT_TURNS: Final = "turns of conversations left out at the limit of conversations"
+TOKENS = "tokens of conversations"
+LEARNT = "tokens of conversations in answers, which are learnt"
+UNENDED = "answers that the chat template does not end"
+MOVED = "answers with a prompt that has other tokens when the model is asked"
+DATED = "conversations with {} as the date of the chat template (data.chat_date)"
+CUT_ANSWERS = "answers cut at the limit of conversations"
+CUT_TURNS = "turns of conversations left out at the limit of conversations"
 
 
 @dataclass(frozen=True)
@@ -46,30 +45,30 @@ class ConversationRow:
     prompt: Ids
     target: Ids
     spans: list[int]
-    """Lengths of the target's spans, learnt and not learnt in turns. [] if all of it is learnt."""
+    """Lengths of the target's spans, with and without loss in turns. [] if all of it has a loss."""
     lost: int
-    """Tokens that the limits cut from the end."""
+    """Tokens cut from the end by the limits."""
 
 
 class ConversationRows:
-    """Conversion of conversations to rows by the template of a codec."""
+    """Encoder of conversations by the chat template of a codec."""
 
     def __init__(self, codec: Codec, settings: PrepareSettings) -> None:
         template = chat_template_of(codec)
-        assert template is not None, "`with_template` comes first"
+        assert template is not None, "`set_chat_template` comes first"
         self._template = template
         self._codec = codec
         self._settings = settings
         self._reads_clock = CLOCK in codec.settings["chat_template"]
 
-    def row(
+    def encode(
         self, turns: Sequence[Turn], notes: Counter[str], *, cut: bool = True
     ) -> ConversationRow | str:
         """Encode a conversation, and return its row or the reason for dropping it.
 
         Args:
             turns: The turns.
-            notes: Counts for the report, which are increased.
+            notes: Counts for the report. This call increases them.
             cut: Whether to apply the limits.
 
         Raises:
@@ -80,15 +79,40 @@ class ConversationRows:
         conversation = self._template.conversation(turns, last=last)
         if isinstance(conversation, str):
             return conversation
-        ids = conversation.ids
-        full_end = conversation.answers[-1][1]
-        if conversation.unended and ids[full_end - 1] != self._codec.eos_id:
+        self._refuse_unended(conversation)
+        self._note_template(conversation, notes)
+
+        answers = conversation.answers
+        if cut:
+            limited = self._limit_answers(conversation, notes)
+            if isinstance(limited, str):
+                return limited
+            answers = limited
+        start = answers[0][0]
+        end = answers[-1][1]
+        notes[TOKENS] += end
+        notes[LEARNT] += sum(stop - first for first, stop in answers)
+        return ConversationRow(
+            prompt=conversation.ids[:start],
+            target=conversation.ids[start:end],
+            spans=_spans(answers),
+            lost=conversation.answers[-1][1] - end,
+        )
+
+    def _refuse_unended(self, conversation: Conversation) -> None:
+        """Refuse a conversation with a last answer that has no end."""
+        codec = self._codec
+        last_id = conversation.ids[conversation.answers[-1][1] - 1]
+        if conversation.unended and last_id != codec.eos_id:
             raise DataError(
-                f"The chat template of {self._codec.name} does not end an answer with the "
-                f"tokenizer's end token ({self._codec.piece(self._codec.eos_id)!r}), so a model "
-                "would never stop. Set data.chat_template to plain, chatml, or a file that writes "
-                "{{ eos_token }} after each answer."
+                f"The chat template of {codec.name} does not end an answer with the tokenizer's "
+                f"end token ({codec.piece(codec.eos_id)!r}), so a model would never stop. Set "
+                "data.chat_template to plain, chatml, or a file that writes {{ eos_token }} after "
+                "each answer."
             )
+
+    def _note_template(self, conversation: Conversation, notes: Counter[str]) -> None:
+        """Count the answers and fields that the template does not write as training needs them."""
         notes[UNENDED] += conversation.unended
         notes[MOVED] += conversation.moved
         if self._reads_clock:
@@ -96,17 +120,7 @@ class ConversationRows:
         for name in conversation.unwritten:
             count_field_note(notes, UNWRITTEN, name)
 
-        answers = self._limit(conversation, notes) if cut else conversation.answers
-        if isinstance(answers, str):
-            return answers
-        start, end = answers[0][0], answers[-1][1]
-        notes[TOKENS] += end
-        notes[LEARNT] += sum(b - a for a, b in answers)
-        return ConversationRow(
-            ids[:start], ids[start:end], _spans(answers), full_end - end
-        )
-
-    def _limit(
+    def _limit_answers(
         self, conversation: Conversation, notes: Counter[str]
     ) -> list[tuple[int, int]] | str:
         """Select the answers within the limits, or return the reason for dropping all."""
@@ -125,6 +139,7 @@ class ConversationRows:
             return f"conversation over {limit} tokens"
         complete = [answer for answer in answers if answer[1] <= limit]
         if complete:
+            # Each answer leaves with the question before it.
             notes[CUT_TURNS] += 2 * (len(answers) - len(complete))
             return complete
         start = answers[0][0]
@@ -135,13 +150,14 @@ class ConversationRows:
 
 
 def _spans(answers: Sequence[tuple[int, int]]) -> list[int]:
+    """Compute the lengths of answers and of the texts between them, in turns."""
     if len(answers) == 1:
         return []
-    return [b - a for a, b in pairwise(chain.from_iterable(answers))]
+    return [stop - start for start, stop in pairwise(chain.from_iterable(answers))]
 
 
-def with_template(codec: Codec, settings: PrepareSettings) -> None:
-    """Set the chat template of the settings in a codec.
+def set_chat_template(codec: Codec, settings: PrepareSettings) -> None:
+    """Set the configured chat template in a codec, and its end of an answer.
 
     Raises:
         ConfigError: The model has an encoder, or the vocabulary has no line breaks.
@@ -152,9 +168,8 @@ def with_template(codec: Codec, settings: PrepareSettings) -> None:
             f"tokenizer with line breaks, unlike {codec.name}. Use a GPT-2, NeoX or Llama, or give "
             "this source columns of texts: {prompt: ..., target: ...}."
         )
-    template = dated(
-        template_named(settings.chat_template, codec.settings), settings.chat_date
-    )
+    template = find_template(settings.chat_template, codec.settings)
+    template = fix_date(template, settings.chat_date)
     codec.settings = {**codec.settings, "chat_template": template}
     if (chat_template := chat_template_of(codec)) is not None:
-        chat_template.end_as_written()
+        chat_template.set_end_of_codec()

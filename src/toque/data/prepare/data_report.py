@@ -1,6 +1,7 @@
 """Data report of a store, `report.json`: counts of records, statistics of rows, and excerpts.
 
-The columns are read one by one, so a store of millions of rows needs tens of megabytes of memory.
+The columns are read one at a time, so a store of millions of rows needs tens of megabytes of
+memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.array_types import Bools, Floats, Ints
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import mixed
@@ -26,31 +28,36 @@ from toque.storage.json_files import read_json
 
 JSON_NAME = "report.json"
 MIN_UNKNOWN = 0.005
-"""Share of unknown tokens that is reported."""
+"""Smallest share of unknown tokens for which a notice is shown."""
 MAX_UNKNOWN = 0.25
-"""Share of unknown tokens up to which a store is written."""
+"""Largest share of unknown tokens for which a store is written."""
 ENCODING_HINT = (
     "Many bytes are not UTF-8, so the files may have an older encoding. Set data.encoding=cp1252, "
     "the encoding of most Western European exports, or data.encoding=latin-1."
 )
 _MAX_DAMAGED_BYTES = 100
-"""Lost bytes that may be damage. If there are more, the encoding is probably wrong."""
+"""Largest number of lost bytes that may be damage. If there are more, the encoding is probably
+wrong."""
+_MAX_DAMAGED_RECORDS = 0.01
+"""Largest share of records without UTF-8 that may be damage."""
 BEYOND = "beyond max_examples"
 """Reason for dropping valid records beyond `max_examples`."""
 FROM = "_from"
 """Suffix of the column with the origin of each label."""
 COVERAGE = "_coverage"
-"""Suffix of the column with the share of a record that an estimated label is based on."""
+"""Suffix of the column with the share of a record on which an estimated label is based."""
 BY_RULE = 0  # origin of a label that a rule of Toque estimated
 _MAX_BINS = 32
-_MAX_VALUES_ALONE = 12  # different integers that are listed in place of a histogram
+_MAX_VALUES_ALONE = 12  # different integers that are listed without a histogram
 _MAX_VALUES = 40  # different integers that are listed next to a histogram
 _SHOWN_RECORDS = 20  # excerpts of kept records, and of dropped records
+_SHOWN_LINES = 3  # lines per reason in a message
+_NAMED_CHARACTERS = 5  # unknown characters in the notice
 _MAX_LABEL = 255  # larger integers are amounts, not labels
 _SALT = np.uint64(0x746F7175655F6C6B)
 LOST = {"prompt": "prompt_lost", "target": "target_lost"}
-"""Columns of the tokens that each side lost. NaN means that it was not cut. A shard without cuts
-does not have the columns."""
+"""Columns with the number of tokens that each side lost. NaN means that the side was not cut. A
+shard without cuts does not have the columns."""
 BOOKKEEPING = frozenset(
     {
         "key",
@@ -66,7 +73,7 @@ BOOKKEEPING = frozenset(
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """Record, shortened for display."""
+    """Record or example, shortened for display."""
 
     reason: str  # reason for dropping it, or "train" or "validation"
     place: str  # file and line; "" for a row of the store
@@ -87,29 +94,37 @@ class Histogram(msgspec.Struct, frozen=True):
             raise ValueError("edges that do not enclose the bins")
 
     @classmethod
-    def of(cls, values: NDArray[np.generic]) -> Histogram:
+    def from_values(cls, values: NDArray[np.generic]) -> Histogram:
         """Count values in bins of a round width, such as 0, 2, 4. No values give no bins."""
         if not len(values):
             return cls([], [])
-        lowest, highest = float(values.min()), float(values.max())
+        lowest = float(values.min())
+        highest = float(values.max())
         is_integer = np.issubdtype(values.dtype, np.integer)
-        # Round the width up to 1, 2 or 5 times a power of ten: 13 becomes 20. The tolerance keeps
-        # a width of 5 from becoming 10.
-        min_width = (highest - lowest) / _MAX_BINS or 1.0
-        power = 10.0 ** np.floor(np.log10(min_width))
-        step = next(
-            s for s in (1.0, 2.0, 5.0, 10.0) if s * power >= min_width * (1 - 1e-12)
-        )
-        width = max(1.0 if is_integer else 0.0, float(f"{step * power:.6g}"))
+        width = _round_width((highest - lowest) / _MAX_BINS or 1.0)
+        if is_integer:
+            width = max(1.0, width)
 
         first = np.floor(lowest / width)
         # The integer 20 begins another bin, but the share 1.0 ends the last bin.
         end = highest / width
-        last = np.floor(end) + 1 if is_integer else np.ceil(end * (1 - 1e-12))
+        last = np.floor(end) + 1 if is_integer else np.ceil(end * (1 - _TOLERANCE))
         n = max(1, int(last - first))
         edges = (first + np.arange(n + 1)) * width
         counts, _ = np.histogram(values, bins=edges)
         return cls([round(float(edge), 9) for edge in edges], counts.tolist())
+
+
+_TOLERANCE = 1e-12  # relative rounding error of a bin's edge
+
+
+def _round_width(min_width: float) -> float:
+    """Round a width up to 1, 2 or 5 times a power of ten: 13 becomes 20."""
+    power = 10.0 ** np.floor(np.log10(min_width))
+    # The tolerance keeps a width of 5 from becoming 10.
+    tolerated = min_width * (1 - _TOLERANCE)
+    step = next(s for s in (1.0, 2.0, 5.0, 10.0) if s * power >= tolerated)
+    return float(f"{step * power:.6g}")
 
 
 class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,13 +138,11 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
     most: float
     histogram: Histogram | None = None  # histogram of a column with many values
     values: dict[str, int] = {}  # rows per value, if there are few different integers
-    origins: dict[
-        str, dict[str, int]
-    ] = {}  # rows per value, by the origin of the value
+    origins: dict[str, dict[str, int]] = {}  # rows per value, by the values' origin
 
 
 class SourceRows(msgspec.Struct, frozen=True):
-    """Rows and tokens of a source, without duplicates and rows beyond the limits."""
+    """Rows in use of a source, with their tokens."""
 
     source: int
     train: int
@@ -138,7 +151,7 @@ class SourceRows(msgspec.Struct, frozen=True):
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Tokens per used row of one side."""
+    """Statistics of the tokens per row on one side, over the rows in use."""
 
     mean: float
     p50: int
@@ -147,50 +160,52 @@ class Lengths(msgspec.Struct, frozen=True):
     longest: int
 
     @classmethod
-    def of(cls, lengths: NDArray[np.int64]) -> Lengths:
-        """Compute the percentiles of lengths. Without lengths, all are 0."""
+    def from_values(cls, lengths: Ints) -> Lengths:
+        """Compute the mean and the percentiles of lengths. Without lengths, all are 0."""
         if not len(lengths):
             return cls(0.0, 0, 0, 0, 0)
-        shares = np.percentile(lengths, [50, 90, 99, 100], method="higher")
-        return cls(round(float(lengths.mean()), 1), *shares.astype(int).tolist())
+        percentiles = np.percentile(lengths, [50, 90, 99, 100], method="higher")
+        mean = round(float(lengths.mean()), 1)
+        return cls(mean, *percentiles.astype(int).tolist())
 
 
 def is_of_another_encoding(
     read: int, dropped: Mapping[str, int], notes: Mapping[str, int]
 ) -> bool:
     """Check if so many bytes are not UTF-8 that the files probably have an older encoding."""
-    return (
-        dropped.get(NOT_UTF_8, 0) > 0.01 * read
-        or notes.get(LOST_BYTES, 0) > _MAX_DAMAGED_BYTES
-    )
+    n_damaged = dropped.get(NOT_UTF_8, 0)
+    n_lost_bytes = notes.get(LOST_BYTES, 0)
+    return n_damaged > _MAX_DAMAGED_RECORDS * read or n_lost_bytes > _MAX_DAMAGED_BYTES
 
 
 class SourceReport(msgspec.Struct, frozen=True):
     """Source file, with the counts of its records."""
 
     path: str
-    schema: str  # schema by the file's content; "" if the file cannot be read any more
+    schema: str  # schema according to the file's content; "" if the file cannot be read any more
     source: int  # index in data.sources
     read: int
     kept: int
-    unused: dict[str, int] = {}  # records with a field that no example uses, by field
+    unused: dict[
+        str, int
+    ] = {}  # number of records with a field that no example uses, by field
 
 
-def unused_in_words(sources: Sequence[SourceReport]) -> list[str]:
-    """Describe the unused fields of each source in a sentence."""
+def describe_unused_fields(sources: Sequence[SourceReport]) -> list[str]:
+    """Describe the unused fields, in one sentence per source that has any."""
     sentences: list[str] = []
     for number in sorted({file.source for file in sources}):
         files = [file for file in sources if file.source == number]
         unused = sum((Counter(file.unused) for file in files), Counter[str]())
         read = sum(file.read for file in files)
-        fields = [
-            repr(name) + (f" ({n:,} of {read:,} records)" if n < read else "")
-            for name, n in most_frequent(unused).items()
-        ]
+        fields = []
+        for name, n in most_frequent(unused).items():
+            # The count shows that other records do not have the field.
+            count = f" ({n:,} of {read:,} records)" if n < read else ""
+            fields.append(f"{name!r}{count}")
         if fields:
-            place = files[0].path + (
-                f" and {len(files) - 1:,} more" if len(files) > 1 else ""
-            )
+            more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+            place = f"{files[0].path}{more}"
             sentences.append(f"Unused fields of {place}: {', '.join(fields)}.")
     return sentences
 
@@ -204,7 +219,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     read: int
     kept: int
     dropped: dict[str, int]
-    # Files and lines of the first dropped records, by reason.
+    # Files and lines of the first dropped records, by reason for dropping them.
     lines: dict[str, list[str]]
     notes: dict[str, int]
     examples: int
@@ -214,7 +229,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     target_tokens: int
     prompt_lengths: Lengths
     target_lengths: Lengths
-    # Counts of sides that were cut to their limit, and of the tokens lost.
+    # Counts of the sides that were cut to their limit, and of the tokens that they lost.
     cut: dict[str, int]
     unknown: dict[str, int]  # unknown tokens and all tokens of each side
     lost_characters: dict[str, int]
@@ -228,17 +243,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     dropped_examples: list[Excerpt]
     seconds: float  # seconds of this start, without the shards of an earlier start
     limits: list[str] = []  # descriptions of limits that were chosen from the data
-    lost_in_all: int = 0  # all characters without a stand-in
-    left_out: dict[
-        str, str
-    ] = {}  # reasons for files of a folder or pattern that were not read
+    lost_in_all: int = 0  # count of all characters without a stand-in
+    # Reasons for files of a folder or pattern that were not read, by file.
+    left_out: dict[str, str] = {}
 
     @property
     def lost(self) -> int:
         """Records that were dropped, except beyond `max_examples`."""
         return self.read - self.kept - self.dropped.get(BEYOND, 0)
 
-    def counted(self) -> str:
+    def describe_counts(self) -> str:
         """Describe the counts of all records in a sentence."""
         beyond = self.dropped.get(BEYOND, 0)
         more = f", left {beyond:,} beyond max_examples" if beyond else ""
@@ -246,17 +260,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Write the report to the store."""
-        atomic_write(
-            folder / JSON_NAME, msgspec.json.format(msgspec.json.encode(self), indent=1)
-        )
+        content = msgspec.json.format(msgspec.json.encode(self), indent=1)
+        atomic_write(folder / JSON_NAME, content)
 
     @classmethod
     def read_from(cls, folder: Path) -> Report | None:
-        """Read the report of a store. None if it is missing or damaged."""
+        """Read the report of a store. None if the report is missing or damaged."""
         return read_json(folder / JSON_NAME, cls)
 
-    def splitting(self) -> str:
-        """Describe the split, and the texts on both sides of it."""
+    def describe_split(self) -> str:
+        """Describe the split, and the texts that are on both sides of it."""
         return (
             f"Split: {self.split_rule}. The training examples also have the body of "
             f"{self.leaked_bodies:,} held-out examples, and the title of {self.leaked_titles:,}."
@@ -269,22 +282,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unknown_share(self) -> float:
         """Share of the tokens of both sides that are unknown."""
-        n_all = self.unknown.get("prompt_tokens", 0) + self.unknown.get(
-            "target_tokens", 0
-        )
-        return self._n_unknown / max(1, n_all)
+        sides = ("prompt_tokens", "target_tokens")
+        n_tokens = sum(self.unknown.get(side, 0) for side in sides)
+        return self._n_unknown / max(1, n_tokens)
 
     def unknown_notice(self) -> str | None:
         """Describe many unknown tokens, with advice. None if there are few."""
         if self.unknown_share < MIN_UNKNOWN:
             return None
-        chars = [
-            f"{c!r} ({unicodedata.name(c, 'no name').lower()}) {n / max(1, self.lost_in_all):.0%}"
-            for c, n in list(self.lost_characters.items())[:5]
-        ]
-        lost = (
-            f" Most frequent unknown characters: {', '.join(chars)}." if chars else ""
-        )
+        lost = ""
+        if self.lost_characters:
+            shares = []
+            for char, n in list(self.lost_characters.items())[:_NAMED_CHARACTERS]:
+                name = unicodedata.name(char, "no name").lower()
+                shares.append(f"{char!r} ({name}) {n / max(1, self.lost_in_all):.0%}")
+            lost = f" Most frequent unknown characters: {', '.join(shares)}."
         return (
             f"{self.unknown_share:.1%} of all tokens are unknown to the vocabulary of "
             f"{self.tokenizer}, so the model cannot read or write them.{lost} Use a tokenizer with "
@@ -292,36 +304,36 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             "model.tokenizer=trained:8192."
         )
 
-    def losses(self) -> list[str]:
-        """Describe cut texts and characters outside the vocabulary in sentences."""
+    def describe_losses(self) -> list[str]:
+        """Describe cut texts and characters outside the vocabulary, in sentences."""
         cuts = []
-        for side, total in (
-            ("prompt", self.prompt_tokens),
-            ("target", self.target_tokens),
-        ):
+        sides = {"prompt": self.prompt_tokens, "target": self.target_tokens}
+        for side, n_tokens in sides.items():
+            n_cut = self.cut.get(f"{side}s", 0)
             lost = self.cut.get(f"{side}_tokens", 0)
+            share = lost / max(1, n_tokens + lost)
             cuts.append(
-                f"{self.cut.get(f'{side}s', 0):,} {side}s were cut and lost {lost:,} tokens "
-                f"({lost / max(1, total + lost):.2%} of all {side} tokens)."
+                f"{n_cut:,} {side}s were cut and lost {lost:,} tokens ({share:.2%} of all {side} "
+                "tokens)."
             )
         unknown = (
             f"{self._n_unknown:,} tokens are unknown to the vocabulary "
             f"({self.unknown_share:.4%})"
         )
-        chars = " ".join(
-            f"{c!r} {n}" for c, n in list(self.lost_characters.items())[:10]
-        )
-        if chars:
+        if self.lost_characters:
+            items = self.lost_characters.items()
+            chars = " ".join(f"{char!r} {n}" for char, n in items)
             unknown += f". Most frequent unknown characters: {chars}"
         return [*self.limits, " ".join(cuts), f"{unknown}."]
 
 
-def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
+def describe_reasons(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
     """List the counts of dropped records by reason, the largest first, with their first lines."""
     parts = []
     for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
-        first = ", ".join(lines.get(reason, [])[:3])
-        parts.append(f"{count:,} {reason}" + (f" (first at {first})" if first else ""))
+        first = ", ".join(lines.get(reason, [])[:_SHOWN_LINES])
+        place = f" (first at {first})" if first else ""
+        parts.append(f"{count:,} {reason}{place}")
     return "; ".join(parts) or "no record was found"
 
 
@@ -330,7 +342,7 @@ def _column_report(
 ) -> ColumnReport:
     """Compute the statistics of a column [n] with NaN for missing values.
 
-    `origin` [n] has the origin of each value.
+    `origin` [n] is the origin of each value.
     """
     numbers = column.astype(np.float64)
     has_value = ~np.isnan(numbers)
@@ -342,14 +354,7 @@ def _column_report(
     counts = _count_values(values, _MAX_VALUES_ALONE)
     origins: dict[str, dict[str, int]] = {}
     if counts and origin is not None:
-        origin_of_value = origin[has_value].astype(np.float64)
-        origins = {
-            kind: _count_values(
-                values[origin_of_value == float(kind)], _MAX_VALUES_ALONE
-            )
-            or {}
-            for kind in _count_values(origin_of_value, _MAX_VALUES_ALONE) or ()
-        }
+        origins = _count_by_origin(values, origin[has_value].astype(np.float64))
     return ColumnReport(
         name=name,
         known=len(values),
@@ -357,25 +362,36 @@ def _column_report(
         mean=round(float(values.mean()), 4),
         least=round(float(values.min()), 4),
         most=round(float(values.max()), 4),
-        histogram=None if counts else Histogram.of(values),
+        histogram=None if counts else Histogram.from_values(values),
         values=counts or _count_values(values, _MAX_VALUES) or {},
         origins=origins,
     )
 
 
+def _count_by_origin(values: Floats, origins: Floats) -> dict[str, dict[str, int]]:
+    """Count the rows per value for each origin. `origins` is the origin of each value."""
+    counts = {}
+    for origin in _count_values(origins, _MAX_VALUES_ALONE) or ():
+        of_origin = values[origins == float(origin)]
+        counts[origin] = _count_values(of_origin, _MAX_VALUES_ALONE) or {}
+    return counts
+
+
 def column_reports(
     names: Collection[str], read: Callable[[str], NDArray[np.generic]]
 ) -> list[ColumnReport]:
-    """Compute the statistics of the columns. `read` gives a column of the rows in use."""
+    """Compute the statistics of columns. `read` reads a column for the rows in use."""
     reports = []
     for name in sorted(set(names) - BOOKKEEPING):
         if name.endswith(FROM) and name.removesuffix(FROM) in names:
-            continue
+            continue  # the origins are a part of the label's report
         column = read(name)
         origin = read(name + FROM) if name + FROM in names else None
-        estimate = name.removesuffix(COVERAGE) + FROM
-        if name.endswith(COVERAGE) and estimate in names:
-            column = np.where(read(estimate) == BY_RULE, column, np.nan)
+        origins_of_estimate = name.removesuffix(COVERAGE) + FROM
+        if name.endswith(COVERAGE) and origins_of_estimate in names:
+            # The coverage of a label matters only if the label was estimated.
+            is_estimated = read(origins_of_estimate) == BY_RULE
+            column = np.where(is_estimated, column, np.nan)
         reports.append(_column_report(name, column, origin))
     return reports
 
@@ -384,22 +400,25 @@ def source_rows(store: TokenStore, lengths: NDArray[np.int32]) -> list[SourceRow
     """Count the rows and tokens of each source. `lengths` are the tokens of the rows in use."""
     source = store.column("source").astype(np.int64)
     n = int(source.max()) + 1 if len(source) else 0
-    train, validation = (
+    n_train, n_validation = (
         np.bincount(source[store.split == code], minlength=n)
         for code in SPLIT_CODES.values()
     )
-    tokens = np.bincount(source[store.split != LEFT_OUT], weights=lengths, minlength=n)
+    in_use = store.split != LEFT_OUT
+    n_tokens = np.bincount(source[in_use], weights=lengths, minlength=n)
     return [
-        SourceRows(i, int(train[i]), int(validation[i]), int(tokens[i]))
+        SourceRows(i, int(n_train[i]), int(n_validation[i]), int(n_tokens[i]))
         for i in range(n)
     ]
 
 
 def kept_excerpts(store: TokenStore, codec: Codec) -> list[Excerpt]:
-    """Sample examples of the store by a hash of their key, as the model sees them."""
+    """Sample examples of the store by a hash of their key, decoded from the stored ids."""
     names = {code: name for name, code in SPLIT_CODES.items()}
     rows = _sample_rows(store, store.split != LEFT_OUT)
-    return [_excerpt(store, codec, row, names[int(store.split[row])]) for row in rows]
+    return [
+        _decode_excerpt(store, codec, row, names[int(store.split[row])]) for row in rows
+    ]
 
 
 def dropped_excerpts(
@@ -411,52 +430,50 @@ def dropped_excerpts(
     """Sample dropped records.
 
     Args:
-        store: The store, with rows that are left out.
+        store: The store, including the rows that are left out.
         codec: The store's codec.
         excerpts: Excerpts of records without rows.
-        reasons: Counts of the rows that are left out, by reason.
+        reasons: Counts of the records that are left out with their rows, by reason.
     """
-    rows = _sample_rows(store, store.split == LEFT_OUT) if reasons else []
-    keys = store.column("record_key")
-    is_copy = (
-        np.isin(keys[rows], keys[store.split != LEFT_OUT]).tolist() if rows else []
-    )
-    others = " or ".join(r for r in sorted(reasons) if r != "duplicate") or "duplicate"
-    left_out = [
-        _excerpt(
-            store,
-            codec,
-            row,
-            "duplicate" if copy and "duplicate" in reasons else others,
-        )
-        for row, copy in zip(rows, is_copy, strict=True)
-    ]
-    return spread([*excerpts, *left_out], _SHOWN_RECORDS)
+    left_out: list[Excerpt] = []
+    if reasons:
+        is_left_out = store.split == LEFT_OUT
+        rows = _sample_rows(store, is_left_out)
+        keys = store.column("record_key")
+        has_copy = np.isin(keys[rows], keys[~is_left_out]).tolist()
+        # The store does not record the reason. A row with a copy in use is a duplicate.
+        other_reasons = [reason for reason in sorted(reasons) if reason != "duplicate"]
+        others = " or ".join(other_reasons) or "duplicate"
+        for row, is_copy in zip(rows, has_copy, strict=True):
+            reason = "duplicate" if is_copy and "duplicate" in reasons else others
+            left_out.append(_decode_excerpt(store, codec, row, reason))
+    return spread_over_reasons([*excerpts, *left_out], _SHOWN_RECORDS)
 
 
-def _sample_rows(store: TokenStore, among: NDArray[np.bool_]) -> list[int]:
-    rows = np.flatnonzero(among)
-    order = mixed(store.column("key")[rows].astype(np.uint64) ^ _SALT)
-    sample: list[int] = rows[np.argsort(order, kind="stable")[:_SHOWN_RECORDS]].tolist()
+def _sample_rows(store: TokenStore, is_candidate: Bools) -> list[int]:
+    """Sample some of the rows that `is_candidate` [rows] marks, by a hash of their key."""
+    rows = np.flatnonzero(is_candidate)
+    hashes = mixed(store.column("key")[rows].astype(np.uint64) ^ _SALT)
+    order = np.argsort(hashes, kind="stable")
+    sample: list[int] = rows[order[:_SHOWN_RECORDS]].tolist()
     return sample
 
 
-def _excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> Excerpt:
-    prompt, target = (
-        codec.decode(ids.tolist()) for ids in (store.prompt(row), store.target(row))
-    )
+def _decode_excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> Excerpt:
+    prompt = codec.decode(store.prompt(row).tolist())
+    target = codec.decode(store.target(row).tolist())
     return Excerpt(reason, "", shortened(target), shortened(prompt))
 
 
-def _count_values(values: NDArray[np.float64], limit: int) -> dict[str, int] | None:
-    """Count the rows per value. None if a value is not a label, or more than `limit` differ."""
+def _count_values(values: Floats, limit: int) -> dict[str, int] | None:
+    """Count the rows per value. None if a value is not a label, or more than `limit` differ.
+
+    A label is an integer from 0 to `_MAX_LABEL`.
+    """
     if not len(values):
         return {}
-    if (
-        values.min() < 0
-        or values.max() > _MAX_LABEL
-        or (values != np.floor(values)).any()
-    ):
+    has_fraction = bool((values != np.floor(values)).any())
+    if values.min() < 0 or values.max() > _MAX_LABEL or has_fraction:
         return None
     labels, counts = np.unique(values.astype(np.int64), return_counts=True)
     if len(labels) > limit:
@@ -464,25 +481,28 @@ def _count_values(values: NDArray[np.float64], limit: int) -> dict[str, int] | N
     return dict(zip(map(str, labels.tolist()), counts.tolist(), strict=True))
 
 
-def sampled(excerpts: Iterable[Excerpt], per_reason: int = PER_REASON) -> list[Excerpt]:
+def sample_excerpts(
+    excerpts: Iterable[Excerpt], per_reason: int = PER_REASON
+) -> list[Excerpt]:
     """Sample excerpts of each reason by a hash, sorted by reason and hash."""
-    by_reason = sorted(_by_reason(excerpts).items())
+    by_reason = sorted(_group_by_reason(excerpts).items())
     return [excerpt for _, ranked in by_reason for excerpt in ranked[:per_reason]]
 
 
-def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
+def spread_over_reasons(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
     """Choose at most `n` excerpts, one per reason in turn, so that rare reasons are included."""
     turns = [
         (turn, reason, excerpt)
-        for reason, ranked in _by_reason(excerpts).items()
+        for reason, ranked in _group_by_reason(excerpts).items()
         for turn, excerpt in enumerate(ranked[:n])
     ]
     turns.sort(key=lambda entry: entry[:2])
-    return sorted((e for _, _, e in turns[:n]), key=lambda excerpt: excerpt.reason)
+    chosen = [excerpt for _, _, excerpt in turns[:n]]
+    return sorted(chosen, key=lambda excerpt: excerpt.reason)
 
 
-def _by_reason(excerpts: Iterable[Excerpt]) -> dict[str, list[Excerpt]]:
-    """Group excerpts by reason, sorted by a hash."""
+def _group_by_reason(excerpts: Iterable[Excerpt]) -> dict[str, list[Excerpt]]:
+    """Group excerpts by reason. The excerpts of a reason are sorted by a hash."""
 
     def rank(excerpt: Excerpt) -> tuple[int, str]:
         content = f"{excerpt.reason}\0{excerpt.place}\0{excerpt.prompt}\0{excerpt.text}"

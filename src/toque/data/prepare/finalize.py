@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from toque.data.array_types import Bools, Ints
 from toque.data.prepare.data_report import (
     ENCODING_HINT,
     LOST,
@@ -24,13 +25,13 @@ from toque.data.prepare.data_report import (
     Report,
     SourceReport,
     column_reports,
+    describe_reasons,
     dropped_excerpts,
     kept_excerpts,
-    reasons_in_words,
     source_rows,
 )
-from toque.data.prepare.dedup_and_split import Division, RowKeys, divide
-from toque.data.prepare.duplicates import NEAR, clusters_of
+from toque.data.prepare.dedup_and_split import Division, RowKeys, dedup_and_split
+from toque.data.prepare.duplicates import NEAR, cluster_shards
 from toque.data.prepare.shards import (
     NOT_READ,
     ShardResult,
@@ -38,7 +39,7 @@ from toque.data.prepare.shards import (
     read_column,
     shard_folder,
 )
-from toque.data.prepare.store_plan import PrepareSettings, StorePlan, named
+from toque.data.prepare.store_plan import PrepareSettings, StorePlan, join_first
 from toque.data.store.store_manifest import (
     FORMAT,
     NAME,
@@ -66,7 +67,9 @@ from toque.sources.records import (
 from toque.sources.source_files import SourceFile
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
 
-_MAX_SHOWN = 10
+_MAX_LINES = 10  # lines per reason in the report
+_MAX_PATHS = 3  # files in a message
+_SHOWN_CHARACTERS = 10  # unknown characters in the report
 _CHUNK_ROWS = 1 << 16
 _NAME_THE_FIELDS = (
     "Name the right fields in data.sources.columns or the right data.sources.format. "
@@ -77,12 +80,23 @@ LONG_WORDS = (
 FEWER_ENTRIES = (
     "entries missing from the trained vocabulary: its texts have too few words"
 )
+Counts = Counter[str]
+Lines = dict[str, list[str]]  # files and lines of the first records, by reason
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
+
+
+class _FileCounts(NamedTuple):
+    """Source file, with the counts of its records."""
+
+    file: SourceFile
+    read: int
+    kept: int
+    unused: Counts  # records with a field that no example uses, by field
 
 
 @dataclass(frozen=True)
 class StoreFinalizer:
-    """Last step of preparing: a complete set of shards becomes a store."""
+    """Last step of preparing: turns a complete set of shards into a store."""
 
     plan: StorePlan
     codec: Codec
@@ -93,7 +107,7 @@ class StoreFinalizer:
     started: float  # start time by `time.perf_counter`
 
     def finish(self) -> Report:
-        """Write the split, the data report and finally the manifest.
+        """Write the split, the data report and finally the manifest. Return the report.
 
         Raises:
             DataError: Too many records are dropped, or a task or class has no example.
@@ -102,59 +116,61 @@ class StoreFinalizer:
         refuse_bad_sources(self.plan, self.shards)
         self._refuse_missing_tasks()
         self._refuse_classes()
-        division, n_unchecked = self._divide()
+
+        division, n_unchecked = self._divide_rows()
         dropped, lines = _count_dropped(self.shards)
         dropped.update(division.dropped)
         read = sum(block.read for shard in self.shards for block in shard.blocks)
         if division.records == 0:
             raise DataError(
                 f"None of the {read:,} records in {self._named_sources()} is usable: "
-                f"{reasons_in_words(dropped, lines)}. Check these lines, and the format and limits "
+                f"{describe_reasons(dropped, lines)}. Check these lines, and the format and limits "
                 "in the data section."
             )
         assert read == division.records + sum(dropped.values()), (
-            "records were lost uncounted"
+            "a record is neither used nor counted as dropped"
         )
         with atomic_file(folder / "split.npy") as file:
             write_array(file, division.split)
 
-        manifest = self._manifest(division, dropped, read=read)
+        manifest = self._make_manifest(division, dropped, read=read)
         store = TokenStore(folder, manifest)
-        notes = self._notes(store, n_unchecked)
-        report = self._report(store, division, dropped, lines, notes)
+        notes = self._count_notes(store, n_unchecked)
+        report = self._make_report(store, division, dropped, lines, notes)
         if report.unknown_share > MAX_UNKNOWN:
             raise DataError(
-                f"{report.unknown_notice()} Above {MAX_UNKNOWN:.0%} no store is written, because a "
-                "model cannot learn from such texts."
+                f"{report.unknown_notice()} No store is written if the share is above "
+                f"{MAX_UNKNOWN:.0%}, because a model cannot learn from such texts."
             )
         report.write(folder)
-        tokens = TokenCounts(report.prompt_tokens, report.target_tokens)
+
+        # The manifest completes the store, so it is written after everything else.
         sync_folder(folder)
+        tokens = TokenCounts(report.prompt_tokens, report.target_tokens)
         manifest = msgspec.structs.replace(manifest, tokens=tokens)
         atomic_write(folder / NAME, manifest_bytes(manifest))
         return report
 
-    def _divide(self) -> tuple[Division, int]:
-        """Split the rows, and count the records that were not compared with all similar records."""
+    def _divide_rows(self) -> tuple[Division, int]:
+        """Split the rows, and count the rows that were not compared with all similar rows."""
         folder = self.plan.store
         settings = self.plan.settings
         first_alike = held_out = None
         n_unchecked = 0
         if settings.dedup == "near":
             shards = [shard_folder(folder, shard.group) for shard in self.shards]
-            first_alike, n_unchecked = clusters_of(folder, shards)
+            first_alike, n_unchecked = cluster_shards(folder, shards)
         if settings.held_out_from is not None:
-            held_out = (
-                read_column(folder, self.shards, "source") >= settings.held_out_from
-            )
+            source = read_column(folder, self.shards, "source")
+            held_out = source >= settings.held_out_from
         names = ("key", "title_key", "record_key", "task", "starts_record")
         columns = {name: read_column(folder, self.shards, name) for name in names}
         keys = RowKeys(**columns, first_alike=first_alike, held_out=held_out)
-        return divide(keys, settings), n_unchecked
+        return dedup_and_split(keys, settings), n_unchecked
 
-    def _notes(self, store: TokenStore, n_unchecked: int) -> Counter[str]:
+    def _count_notes(self, store: TokenStore, n_unchecked: int) -> Counts:
         """Collect the counts of the report's notes."""
-        notes = self._summed("notes")
+        notes = self._sum_counts("notes")
         notes[NOT_READ] = self.not_read
         notes.update(f"files left out: {why}" for why in self.plan.left_out.values())
         if self.plan.tokenizer is None:
@@ -162,102 +178,110 @@ class StoreFinalizer:
             vocab_size = self.settings.trained_vocab_size or 0
             notes[FEWER_ENTRIES] = max(0, vocab_size - self.codec.vocab_size)
         notes["comparisons of near-duplicates cut short"] = n_unchecked
-        self._count_in_use(store, notes)
+        self._recount_tasks(store, notes)
         return notes
 
     def _refuse_missing_tasks(self) -> None:
-        notes = self._summed("notes")
+        """Refuse a task without an example."""
+        notes = self._sum_counts("notes")
         for task in self.plan.settings.tasks:
             prefix = missing_note(task)
             missing = [note for note in notes if note.startswith(prefix)]
             if missing and not notes[examples_note(task)]:
+                reason = missing[0].removeprefix(prefix)
                 raise DataError(
                     f"data.tasks has {task}, but none of the {notes[missing[0]]:,} records in "
-                    f"{self._named_sources()} gives an example of it: "
-                    f"{missing[0].removeprefix(prefix)}. Remove {task} from data.tasks, or add a "
-                    "source with the fields that it needs."
+                    f"{self._named_sources()} gives an example of it: {reason}. Remove {task} from "
+                    "data.tasks, or add a source with the fields that it needs."
                 )
 
     def _own_tasks(self) -> Mapping[str, TaskTemplate]:
-        """Find the tasks of the settings. Every reader has the same tasks."""
+        """Return the tasks that the user defined. Every reader has the same tasks."""
         readers = [file.reader for file in self.plan.files]
         return next(
             (reader.tasks for reader in readers if isinstance(reader, TaskReader)), {}
         )
 
-    def _count_in_use(self, store: TokenStore, notes: Counter[str]) -> None:
-        """Replace the counts of read rows by counts of rows in use, for each task and class.
-
-        Raises:
-            DataError: No training row has a class of a task.
-        """
+    def _recount_tasks(self, store: TokenStore, notes: Counts) -> None:
+        """Replace the counts of read rows by counts of rows in use, for each task and class."""
         in_use = store.split != LEFT_OUT
-        train = store.split == SPLIT_CODES["train"]
-        readers = [file.reader for file in self.plan.files]
-        names = {
-            c: n
-            for reader in readers
-            for c, n in getattr(reader, "task_names", {}).items()
-        }
+        names: dict[int, str] = {}
+        for file in self.plan.files:
+            names |= getattr(file.reader, "task_names", {})
         tasks = self._own_tasks()
         for code, name in names.items():
-            of_task = store.column("task") == code
+            is_of_task = store.column("task") == code
             if examples_note(name) in notes:
-                notes[examples_note(name)] = int((in_use & of_task).sum())
-            if name not in tasks or not tasks[name].classes:
-                continue
-            n_in_use = _count_answers(
-                store, self.codec, np.flatnonzero(of_task & in_use)
-            )
-            n_train = _count_answers(store, self.codec, np.flatnonzero(of_task & train))
-            for answer in map(str.strip, tasks[name].classes):
-                note = class_note(name, answer)
-                if not n_train[answer]:
-                    raise DataError(
-                        f"data.tasks.{name}.classes has {answer!r}, but none of the "
-                        f"{notes[note]:,} records in {self._named_sources()} with this answer is a "
-                        "training example: they are held out, duplicates, beyond "
-                        "data.max_examples or over a limit of the data section. Add more records "
-                        "with this answer, or remove the class."
-                    )
-                notes[note] = n_in_use[answer]
+                notes[examples_note(name)] = int((in_use & is_of_task).sum())
+            if name in tasks and tasks[name].classes:
+                self._recount_classes(store, notes, name, is_of_task)
+
+    def _recount_classes(
+        self,
+        store: TokenStore,
+        notes: Counts,
+        task: str,
+        is_of_task: Bools,
+    ) -> None:
+        """Replace the counts of a task's classes by counts of rows in use.
+
+        Raises:
+            DataError: No training row has a class of the task.
+        """
+        used_rows = np.flatnonzero(is_of_task & (store.split != LEFT_OUT))
+        train_rows = np.flatnonzero(is_of_task & (store.split == SPLIT_CODES["train"]))
+        n_in_use = _count_answers(store, self.codec, used_rows)
+        n_train = _count_answers(store, self.codec, train_rows)
+        for answer in map(str.strip, self._own_tasks()[task].classes):
+            note = class_note(task, answer)
+            if not n_train[answer]:
+                raise DataError(
+                    f"data.tasks.{task}.classes has {answer!r}, but none of the {notes[note]:,} "
+                    f"records in {self._named_sources()} with this answer is a training example: "
+                    "they are held out, duplicates, beyond data.max_examples or over a limit of "
+                    "the data section. Add more records with this answer, or remove the class."
+                )
+            notes[note] = n_in_use[answer]
 
     def _refuse_classes(self) -> None:
         """Refuse a class that no row has, or that the tokenizer cannot encode."""
-        notes = self._summed("notes")
+        notes = self._sum_counts("notes")
         codec = self.codec
-        limit = self.settings.limits[1]
+        max_target = self.settings.limits[1]
         for name, task in self._own_tasks().items():
             for answer in map(str.strip, task.classes):
-                what = f"data.tasks.{name}.classes has {answer!r}"
+                problem = f"data.tasks.{name}.classes has {answer!r}"
                 if not notes[class_note(name, answer)]:
                     raise DataError(
-                        f"{what}, but no record in {self._named_sources()} has this answer. Remove "
-                        "the class, or spell it as in the records, including upper and lower case."
+                        f"{problem}, but no record in {self._named_sources()} has this answer. "
+                        "Remove the class, or spell it as in the records, including upper and "
+                        "lower case."
                     )
                 ids = codec.encode(codec.normalise(answer))
                 text = codec.decode(ids)
                 if text.strip() != answer:
                     raise DataError(
-                        f"{what}, but the tokenizer {codec.name} decodes it to {text!r}. Choose "
+                        f"{problem}, but the tokenizer {codec.name} decodes it to {text!r}. Choose "
                         "another word for the class, or another model.tokenizer."
                     )
-                if len(ids) >= limit:
+                if len(ids) >= max_target:
                     raise DataError(
-                        f"{what}, which has {len(ids)} tokens and an end token, but "
-                        f"data.max_target_tokens is {limit}. Raise it, or choose a shorter word."
+                        f"{problem}, which has {len(ids)} tokens and an end token, but "
+                        f"data.max_target_tokens is {max_target}. Raise it, or choose a shorter "
+                        "word."
                     )
 
     def _named_sources(self) -> str:
-        return named(Path(file.name).name for file in self.plan.files)
+        return join_first(Path(file.name).name for file in self.plan.files)
 
-    def _summed(self, field: str) -> Counter[str]:
-        total: Counter[str] = Counter()
+    def _sum_counts(self, field: str) -> Counts:
+        """Sum a field with counts over all shards."""
+        total: Counts = Counter()
         for shard in self.shards:
             total.update(getattr(shard, field))
         return total
 
-    def _count_cuts(self, in_use: NDArray[np.bool_]) -> dict[str, int]:
+    def _count_cuts(self, in_use: Bools) -> dict[str, int]:
         """Count the cut sides of the rows in use, and the tokens that they lost."""
         cut: dict[str, int] = {}
         for side, name in LOST.items():
@@ -266,42 +290,51 @@ class StoreFinalizer:
             cut[f"{side}_tokens"] = int(np.nansum(lost, dtype=np.float64))
         return cut
 
-    def _files(self) -> list[tuple[SourceFile, int, int, Counter[str]]]:
-        """List the files with their counts of read and kept records and of unused fields."""
+    def _count_files(self) -> list[_FileCounts]:
+        """Count the records of each file."""
         blocks_of_file = defaultdict(list)
         for block in chain.from_iterable(shard.blocks for shard in self.shards):
             blocks_of_file[block.source, block.path].append(block)
-        files = []
+        counts = []
         for file in self.plan.files:
             blocks = blocks_of_file[file.source, file.name]
-            unused = sum((Counter(block.unused) for block in blocks), Counter[str]())
+            unused = sum((Counter(block.unused) for block in blocks), Counts())
             read = sum(block.read for block in blocks)
             n_kept = sum(block.kept for block in blocks)
-            files.append((file, read, n_kept, unused))
-        return files
+            counts.append(_FileCounts(file, read, n_kept, unused))
+        return counts
 
-    def _report(
+    def _make_report(
         self,
         store: TokenStore,
         division: Division,
-        dropped: Counter[str],
-        lines: dict[str, list[str]],
-        notes: Counter[str],
+        dropped: Counts,
+        lines: Lines,
+        notes: Counts,
     ) -> Report:
+        """Create the data report."""
         in_use = division.split != LEFT_OUT
-        prompts, targets = store.prompt_lengths[in_use], store.target_lengths[in_use]
+        prompts = store.prompt_lengths[in_use]
+        targets = store.target_lengths[in_use]
         manifest = store.manifest
-
-        lost_characters = self._summed("lost_characters")
+        lost_characters = self._sum_counts("lost_characters")
         excerpts = [excerpt for shard in self.shards for excerpt in shard.excerpts]
+        split_rule = f"by a hash of the body, {_DOCUMENTS}"
+        if self.plan.settings.held_out_from is not None:
+            split_rule = "by source, with data.validation held out"
 
         return Report(
             tokenizer=self.codec.name,
             sources=[
                 SourceReport(
-                    f.name, _schema(f), f.source, read, n_kept, most_frequent(unused)
+                    path=counts.file.name,
+                    schema=_schema(counts.file),
+                    source=counts.file.source,
+                    read=counts.read,
+                    kept=counts.kept,
+                    unused=most_frequent(counts.unused),
                 )
-                for f, read, n_kept, unused in self._files()
+                for counts in self._count_files()
             ],
             source_rows=source_rows(store, prompts + targets),
             read=manifest.records.read,
@@ -309,25 +342,23 @@ class StoreFinalizer:
             dropped=dict(dropped.most_common()),
             lines=lines,
             left_out=self.plan.left_out,
-            notes={what: n for what, n in sorted(notes.items()) if n},
+            notes={note: n for note, n in sorted(notes.items()) if n},
             examples=manifest.examples,
             train=manifest.splits.train,
             validation=manifest.splits.validation,
             prompt_tokens=int(prompts.sum(dtype=np.int64)),
             target_tokens=int(targets.sum(dtype=np.int64)),
-            prompt_lengths=Lengths.of(prompts),
-            target_lengths=Lengths.of(targets),
+            prompt_lengths=Lengths.from_values(prompts),
+            target_lengths=Lengths.from_values(targets),
             cut=manifest.cut,
-            unknown=dict(self._summed("unknown")),
-            lost_characters=dict(lost_characters.most_common(10)),
+            unknown=dict(self._sum_counts("unknown")),
+            lost_characters=dict(lost_characters.most_common(_SHOWN_CHARACTERS)),
             lost_in_all=lost_characters.total(),
             leaked_bodies=division.leaked_bodies,
             leaked_titles=division.leaked_titles,
-            split_rule="by source, with data.validation held out"
-            if self.plan.settings.held_out_from is not None
-            else f"by a hash of the body, {_DOCUMENTS}",
-            prompt_histogram=Histogram.of(prompts),
-            target_histogram=Histogram.of(targets),
+            split_rule=split_rule,
+            prompt_histogram=Histogram.from_values(prompts),
+            target_histogram=Histogram.from_values(targets),
             columns=column_reports(
                 manifest.columns, lambda name: store.column(name)[in_use]
             ),
@@ -339,12 +370,14 @@ class StoreFinalizer:
             seconds=round(time.perf_counter() - self.started, 2),
         )
 
-    def _manifest(
-        self, division: Division, dropped: Counter[str], *, read: int
+    def _make_manifest(
+        self, division: Division, dropped: Counts, *, read: int
     ) -> StoreManifest:
         """Create the manifest, without the counts of tokens."""
         folder = self.plan.store
         settings = self.settings
+        n_rows = len(division.split)
+        shard_files = chain.from_iterable(shard.files for shard in self.shards)
         tokenizer = sorted(p for p in (folder / "tokenizer").iterdir() if p.is_file())
 
         columns = {
@@ -362,28 +395,29 @@ class StoreFinalizer:
                 self.codec.name, self.codec.sha256, self.codec.vocab_size
             ),
             examples=n_train + n_validation,
-            rows=len(division.split),
+            rows=n_rows,
             tokens=TokenCounts(0, 0),
             splits=Splits(n_train, n_validation),
             records=Records(read, division.records),
             dropped=dict(sorted(dropped.items())),
             sources=[
                 SourceEntry(
-                    f.name,
-                    f.reader.recorded_name,
-                    f.source,
-                    f.sha256,
-                    f.bytes,
-                    n,
-                    n_kept,
+                    path=counts.file.name,
+                    reader=counts.file.reader.recorded_name,
+                    source=counts.file.source,
+                    sha256=counts.file.sha256,
+                    bytes=counts.file.bytes,
+                    read=counts.read,
+                    kept=counts.kept,
                 )
-                for f, n, n_kept, _ in self._files()
+                for counts in self._count_files()
             ],
-            shards=[
-                e for s in self.shards for e in s.files if Path(e.file).stem != NEAR
+            # The signatures of near-duplicates are removed after the split.
+            shards=[entry for entry in shard_files if Path(entry.file).stem != NEAR],
+            files=[
+                file_entry(folder / "split.npy", "split.npy", n_rows),
+                *(file_entry(path, f"tokenizer/{path.name}", 0) for path in tokenizer),
             ],
-            files=[file_entry(folder / "split.npy", "split.npy", len(division.split))]
-            + [file_entry(path, f"tokenizer/{path.name}", 0) for path in tokenizer],
             columns=dict(sorted(columns.items())),
             settings=self.plan.recorded_with(settings),
             cut=dict(sorted(self._count_cuts(division.split != LEFT_OUT).items())),
@@ -391,54 +425,54 @@ class StoreFinalizer:
         )
 
 
-def _count_answers(
-    store: TokenStore, codec: Codec, rows: NDArray[np.int64]
-) -> Counter[str]:
-    """Count the rows per target. There are few different targets."""
+def _count_answers(store: TokenStore, codec: Codec, rows: Ints) -> Counts:
+    """Count the rows per target text. There are few different targets."""
     counts: Counter[bytes] = Counter()
     dtype: np.dtype[np.generic] = np.dtype(np.uint8)
     for start in range(0, len(rows), _CHUNK_ROWS):
         _, targets = store.sides(rows[start : start + _CHUNK_ROWS])
         counts.update(targets.parts)
         dtype = targets.dtype
-    return Counter(
-        {
-            codec.decode(np.frombuffer(ids, dtype)).strip(): n
-            for ids, n in counts.items()
-        }
-    )
+    answers: Counts = Counter()
+    for ids, n in counts.items():
+        answers[codec.decode(np.frombuffer(ids, dtype)).strip()] = n
+    return answers
 
 
 def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
-    """Refuse a source with too many unusable records."""
+    """Refuse a source with a larger share of unusable records than `max_bad_share`."""
     limit = plan.settings.max_bad_share
     for number in sorted({file.source for file in plan.files}):
         read = sum(b.read for s in shards for b in s.blocks if b.source == number)
         dropped, lines = _count_dropped(shards, number)
+        # A missing label does not mean that the format is wrong.
         bad = sum(n for reason, n in dropped.items() if not reason.startswith(NO_LABEL))
         if read == 0 or bad / read <= limit:
             continue
         paths = [Path(f.name).name for f in plan.files if f.source == number]
-        advice = (
-            f"{ENCODING_HINT} " if 2 * dropped[NOT_UTF_8] > bad else _NAME_THE_FIELDS
-        )
+        names = ", ".join(paths[:_MAX_PATHS])
+        reasons = describe_reasons(dropped, lines)
+        advice = _NAME_THE_FIELDS
+        if 2 * dropped[NOT_UTF_8] > bad:
+            advice = f"{ENCODING_HINT} "
+        sufficient_share = math.ceil(bad / read * 100) / 100
         raise DataError(
-            f"{bad:,} of the {read:,} records in {', '.join(paths[:3])} cannot be used, more than "
-            f"the share of {limit:g} in data.max_bad_share: {reasons_in_words(dropped, lines)}. "
-            f"{advice}To use only the {read - bad:,} good records, set "
-            f"data.max_bad_share={math.ceil(bad / read * 100) / 100:g}."
+            f"{bad:,} of the {read:,} records in {names} cannot be used, more than "
+            f"data.max_bad_share={limit:g} allows: {reasons}. {advice}"
+            f"To use only the {read - bad:,} good records, set "
+            f"data.max_bad_share={sufficient_share:g}."
         )
 
 
 def _count_dropped(
     shards: Iterable[ShardResult], source: int | None = None
-) -> tuple[Counter[str], dict[str, list[str]]]:
-    """Count dropped records by reason, and list the first ones.
+) -> tuple[Counts, Lines]:
+    """Count dropped records by reason, and list the lines of the first ones.
 
     For a `source`, count only the records that its reader dropped.
     """
-    dropped: Counter[str] = Counter()
-    lines: dict[str, list[str]] = {}
+    dropped: Counts = Counter()
+    lines: Lines = {}
     for shard in shards:
         if source is None:
             dropped.update(shard.dropped)
@@ -449,11 +483,13 @@ def _count_dropped(
             name = Path(block.path).name
             for reason, numbers in block.lines.items():
                 first = lines.setdefault(reason, [])
-                first += [f"{name}:{n}" for n in numbers[: _MAX_SHOWN - len(first)]]
+                n_missing = _MAX_LINES - len(first)
+                first += [f"{name}:{n}" for n in numbers[:n_missing]]
     return dropped, lines
 
 
 def _schema(file: SourceFile) -> str:
-    with suppress(DataError):  # the file was removed or changed since it was read
+    """Find the schema of a file. "" if the file was removed or changed since it was read."""
+    with suppress(DataError):
         return file.reader.schema(file.path)
     return ""

@@ -2,8 +2,9 @@
 
     sources -> groups of raw blocks -> a shard per group (workers) -> split -> report -> manifest
 
-If the inputs are unchanged, an existing store is used again. A killed `prepare` keeps its complete
-shards. When it is started again, it writes the same bytes.
+If the inputs are unchanged, an existing store is used again. If `prepare` is killed, its complete
+shards remain, and the next start continues with them. The store is then bitwise identical to the
+store of an uninterrupted start.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from toque.data.prepare.conversation_rows import with_template
+from toque.data.prepare.conversation_rows import set_chat_template
 from toque.data.prepare.data_report import Report
 from toque.data.prepare.duplicates import NEAR
 from toque.data.prepare.finalize import StoreFinalizer, refuse_bad_sources
@@ -80,14 +81,14 @@ def prepare(
 ) -> PrepareResult:
     """Write the store of `sources`, or use an existing store of the same inputs.
 
-    The first of equal records counts. The result depends on neither `workers` nor `engine`.
+    Of equal records, the first is used. The result depends on neither `workers` nor `engine`.
 
     Args:
         sources: The sources.
         store: The folder of the store.
-        settings: The settings.
-        workers: Number of processes. None means the available cores.
-        progress: Receiver of the progress.
+        settings: The settings that change the store's content.
+        workers: Number of processes. None means the number of available cores.
+        progress: Function that receives the progress.
         replace: Whether to replace a store of other inputs.
         engine: "local" or "ray".
 
@@ -109,14 +110,14 @@ def prepare(
         with store_to_write(plan.store) as lock:
             # Shards have the fingerprint of the settings before limits are chosen.
             fingerprint = plan.fingerprint(settings)
-            old_shards = _begin(plan.store, fingerprint)
+            old_shards = _mark_unfinished(plan.store, fingerprint)
             if lock.note is not None:
                 progress(0, 0, lock.note)
             codec = _save_tokenizer(plan, old_shards, progress)
 
             limits: list[str] = []
             if settings.open_limits:
-                progress(0, 0, "measuring the lengths of a sample")
+                progress(0, 0, "measuring the text lengths of a sample")
                 settings, limits, _ = choose_limits(plan.files, codec, settings)
             readers = {(file.source, file.name): file.reader for file in plan.files}
             writer = ShardWriter(plan.store, fingerprint, readers, settings, codec)
@@ -135,9 +136,9 @@ def prepare(
 def _open_existing(
     plan: StorePlan, progress: ProgressSink, *, replace: bool
 ) -> PrepareResult | None:
-    """Open an existing store of the same inputs. None if it must be written (again)."""
+    """Open an existing store of the same inputs. None if the store must be written."""
     folder = plan.store
-    if not holds_a_store(folder):
+    if not check_store_folder(folder):
         return None
 
     manifest = read_manifest(folder)
@@ -164,28 +165,26 @@ def _open_existing(
         shards = [read_json(sidecar, ShardResult) for sidecar in sidecars]
         refuse_bad_sources(plan, [shard for shard in shards if shard is not None])
 
-    if (folder / BUILDING).exists():  # `prepare` was killed after it wrote the manifest
-        with (
-            suppress(DataError),
-            store_to_write(folder),
-        ):  # another process may use the store
+    if (folder / BUILDING).exists():
+        # `prepare` was killed after it wrote the manifest. If another process uses the store, the
+        # leftovers stay.
+        with suppress(DataError), store_to_write(folder):
             _remove_leftovers(folder, len(names))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
 
-def holds_a_store(folder: Path) -> bool:
-    """Check if a folder has a finished store. False for an unfinished store or a new folder.
+def check_store_folder(folder: Path) -> bool:
+    """Check that a store may be written to a folder. Return whether it has a finished store.
 
     Raises:
         DataError: The path is not a folder, or the folder has other files.
     """
-    existing = next(
-        (p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None
-    )
+    ancestors = (folder, *folder.parents)
+    existing = next((p for p in ancestors if p.exists() or p.is_symlink()), None)
     if existing is not None and not existing.is_dir():
-        what = "a file" if existing.exists() else "a broken link"
+        kind = "a file" if existing.exists() else "a broken link"
         raise DataError(
-            f"data.store is {folder}, but {existing} is {what}. Choose a folder for the store."
+            f"data.store is {folder}, but {existing} is {kind}. Choose a folder for the store."
         )
     if not folder.is_dir():
         return False
@@ -202,24 +201,25 @@ def holds_a_store(folder: Path) -> bool:
     return False
 
 
-def _begin(store: Path, fingerprint: str) -> list[ShardResult]:
+def _mark_unfinished(store: Path, fingerprint: str) -> list[ShardResult]:
     """Mark the folder as unfinished, and return the shards of an earlier start with these inputs.
 
-    Shards of other inputs are removed.
+    If there are none, remove the shards and the tokenizer of other inputs.
     """
     sweep(store)
     sweep(store / "shards")
     mark = msgspec.json.encode(_Mark(fingerprint))
     building = store / BUILDING
-    sidecars = [
-        read_json(path, ShardResult) for path in store.glob(f"shards/*/{SIDECAR}")
-    ]
-    shards = [shard for shard in sidecars if shard and shard.fingerprint == fingerprint]
-    if not shards and (not building.is_file() or building.read_bytes() != mark):
+    sidecars = store.glob(f"shards/*/{SIDECAR}")
+    results = [read_json(path, ShardResult) for path in sidecars]
+    shards = [shard for shard in results if shard and shard.fingerprint == fingerprint]
+    has_same_mark = building.is_file() and building.read_bytes() == mark
+    if not shards and not has_same_mark:
         for name in ("shards", "tokenizer"):
             shutil.rmtree(store / name, ignore_errors=True)
     atomic_write(building, mark)
-    # After the mark, because one of them must always show that the folder is a store.
+    # Remove the manifest after the mark is written, because one of the two must always identify
+    # the folder as a store.
     (store / NAME).unlink(missing_ok=True)
     (store / "shards").mkdir(exist_ok=True)
     return shards
@@ -228,38 +228,42 @@ def _begin(store: Path, fingerprint: str) -> list[ShardResult]:
 def _save_tokenizer(
     plan: StorePlan, old_shards: Sequence[ShardResult], progress: ProgressSink
 ) -> Codec:
-    """Copy or train the tokenizer into the store.
-
-    A tokenizer that an earlier start trained is used again if it is the tokenizer of `old_shards`.
-    """
+    """Copy or train the tokenizer into the store. If an earlier start trained it, use it again."""
     folder = plan.store / "tokenizer"
     settings = plan.settings
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
     else:
-        with suppress(
-            DataError
-        ):  # missing or damaged: training gives the same tokenizer
-            codec = load_codec(folder)
-            if {shard.tokenizer for shard in old_shards} <= {hash_of_folder(folder)}:
-                return codec
+        trained = _load_trained(folder, old_shards)
+        if trained is not None:
+            return trained
         size = settings.trained_vocab_size or 0
         progress(0, 0, f"training a tokenizer of {size} entries")
         codec = learn_tokenizer(
-            plan.trained,
+            plan.train_files,
             vocab_size=size,
             family_kind=settings.family_kind,
             max_examples=settings.max_examples,
         )
     if "chat_template" in plan.recorded:
-        with_template(codec, settings)
+        set_chat_template(codec, settings)
     with atomic_folder(folder) as writer:
         codec.save(writer.folder)
     return codec
 
 
+def _load_trained(folder: Path, old_shards: Sequence[ShardResult]) -> Codec | None:
+    """Load the tokenizer that an earlier start trained. None if `old_shards` have another one."""
+    # If the tokenizer is missing or damaged, training gives the same tokenizer again.
+    with suppress(DataError):
+        codec = load_codec(folder)
+        if {shard.tokenizer for shard in old_shards} <= {hash_of_folder(folder)}:
+            return codec
+    return None
+
+
 def _remove_leftovers(store: Path, n_shards: int) -> None:
-    """Remove temporary files. Call it after the manifest was written."""
+    """Remove temporary files of a finished store. Call it after the manifest was written."""
     in_use = {shard_folder(store, number).name for number in range(n_shards)}
     for folder in (store / "shards").iterdir():
         if folder.name in in_use:

@@ -11,10 +11,10 @@ the model to stop in the middle of a recipe.
 from __future__ import annotations
 
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.array_types import Bools, Ints
 from toque.data.prepare.conversation_rows import ConversationRow, ConversationRows
-from toque.data.prepare.data_report import BOOKKEEPING, LOST, Excerpt, sampled
-from toque.data.prepare.duplicates import NEAR, signatures
+from toque.data.prepare.data_report import (
+    BOOKKEEPING,
+    LOST,
+    Excerpt,
+    sample_excerpts,
+)
+from toque.data.prepare.duplicates import NEAR, Signatures, signatures
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import SPANS
 from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_bounds
@@ -33,8 +39,11 @@ from toque.errors import ConfigError, DataError
 from toque.sources.records import Block, Example, RecordReader, examples_in, shortened
 
 Ids = NDArray[np.uint32]
+Arrays = dict[str, NDArray[Any]]  # arrays of a shard by file name
 PIECES_PER_GROUP = 16  # consecutive pieces of a document in the same split
 MAX_LINES = 10  # line numbers per reason and block for the report
+_MAX_LOST = 100  # different unknown characters that are counted
+_SHOWN_CHARACTERS = 80  # characters of a text in a message
 
 
 class BlockCounts(msgspec.Struct):
@@ -50,12 +59,12 @@ class BlockCounts(msgspec.Struct):
 
 
 class ShardBuilder:
-    """Collection of a group's examples, which become the arrays of a shard."""
+    """Builder of a shard's arrays from the examples of a group of blocks."""
 
     def __init__(
         self, codec: Codec, settings: PrepareSettings, *, talks: bool = False
     ) -> None:
-        """Create a builder. `talks`: the store has conversations in any group."""
+        """Create a builder. `talks` is whether the store has conversations, in any group."""
         self._codec = codec
         self._settings = settings
         self._talks = talks
@@ -63,20 +72,18 @@ class ShardBuilder:
         self._sources: list[int] = []  # source of each example
         self._records: list[int] = []  # number of each example's record
         self._n_records = 0
-        self._n_kept_records = 0
         self._blocks: list[BlockCounts] = []
         names = ("notes", "dropped", "unknown")
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
         self._lost: Counter[str] = Counter()  # characters without a stand-in
         self._excerpts: list[Excerpt] = []
-        self._reasons: dict[
-            int, str
-        ] = {}  # reasons for leaving out examples, by example
+        # Reasons for leaving out examples, by example.
+        self._reasons: dict[int, str] = {}
         self._spans: dict[int, list[int]] = {}  # spans of conversations, by example
         # Tokens that a side lost, by example.
         self._cut: dict[str, dict[int, int]] = {"prompt": {}, "target": {}}
 
-    def read(self, block: Block, reader: RecordReader) -> None:
+    def add_block(self, block: Block, reader: RecordReader) -> None:
         """Add the examples of a block, and check the reader's counts."""
         parsed = examples_in(block, reader)
         _check_ids(block, parsed.examples, self._codec)
@@ -85,22 +92,19 @@ class ShardBuilder:
         n_dropped = sum(map(len, parsed.dropped.values()))
         # Not an assertion, because readers may be plugins, and a wrong count would hide lost
         # recipes.
-        if (
-            parsed.read != parsed.kept + n_dropped
-            or parsed.kept != n_records
-            or sum(sizes) != len(parsed.examples)
-        ):
+        has_all_records = parsed.read == parsed.kept + n_dropped
+        has_all_examples = sum(sizes) == len(parsed.examples)
+        if not has_all_records or not has_all_examples or parsed.kept != n_records:
             raise DataError(
                 f"The reader of {block.path} (lines from {block.first_line}) has wrong counts: it "
-                f"read {parsed.read} records, kept {parsed.kept}, dropped {n_dropped} and gave "
-                f"examples of {n_records}. This is a bug in the reader, not a problem of the file."
+                f"read {parsed.read} records, kept {parsed.kept}, dropped {n_dropped} and returned "
+                f"examples of {n_records}. This is a bug in the reader, not in the file."
             )
 
         self._examples += parsed.examples
-        self._sources += [block.source] * len(parsed.examples)
-        self._records += np.repeat(
-            self._n_records + np.arange(n_records), sizes
-        ).tolist()
+        self._sources += repeat(block.source, len(parsed.examples))
+        records = self._n_records + np.arange(n_records)
+        self._records += np.repeat(records, sizes).tolist()
         self._n_records += n_records
         self._counts["notes"].update(parsed.notes)
         name = Path(block.path).name
@@ -110,40 +114,38 @@ class ShardBuilder:
             for number in numbers
             if number in parsed.texts
         ]
+        dropped = parsed.dropped.items()
         self._blocks.append(
             BlockCounts(
                 path=block.path,
                 source=block.source,
                 read=parsed.read,
                 kept=parsed.kept,
-                dropped={
-                    reason: len(lines) for reason, lines in parsed.dropped.items()
-                },
-                lines={
-                    reason: lines[:MAX_LINES]
-                    for reason, lines in parsed.dropped.items()
-                },
+                dropped={reason: len(lines) for reason, lines in dropped},
+                lines={reason: lines[:MAX_LINES] for reason, lines in dropped},
                 unused=parsed.unused,
             )
         )
 
-    def counts(self) -> dict[str, Any]:
-        """Return the fields of a ShardResult with counts. Call `rows` first."""
-        return {
-            "records": self._n_kept_records,
-            "blocks": self._blocks,
-            "lost_characters": dict(self._lost.most_common(100)),
-            "excerpts": sampled(self._excerpts),
-        } | {
-            name: dict(sorted(counts.items())) for name, counts in self._counts.items()
-        }
-
-    def rows(self) -> dict[str, NDArray[Any]]:
-        """Make the arrays of the shard, by file name."""
+    def build(self) -> tuple[Arrays, dict[str, Any]]:
+        """Make the arrays of the shard, by file name, and the counts of its `ShardResult`."""
         rows = self._example_rows()
-        self._count_records(rows.example)
+        arrays = self._make_arrays(rows)
+        n_records = self._count_records(rows.example)
+        counts: dict[str, Any] = {
+            "records": n_records,
+            "blocks": self._blocks,
+            "lost_characters": dict(self._lost.most_common(_MAX_LOST)),
+            "excerpts": sample_excerpts(self._excerpts),
+        }
+        for name, counter in self._counts.items():
+            counts[name] = dict(sorted(counter.items()))
+        return arrays, counts
+
+    def _make_arrays(self, rows: ExampleRows) -> Arrays:
+        """Make the arrays of the rows, by file name."""
         dtype = np.uint16 if self._codec.vocab_size <= 1 << 16 else np.uint32
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: Arrays = {
             "prompt_tokens": rows.prompt.tokens.astype(dtype),
             "prompt_ends": rows.prompt.ends,
             "target_tokens": rows.target.tokens.astype(dtype),
@@ -151,63 +153,69 @@ class ShardBuilder:
         }
         if self._talks:
             spans = [np.array(self._spans.get(i, ()), np.uint32) for i in rows.example]
-            joined = TokenRows.joined(spans)
+            joined = TokenRows.concatenate(spans)
             arrays |= {f"{SPANS}_tokens": joined.tokens, f"{SPANS}_ends": joined.ends}
         arrays |= self._columns(rows)
         if self._settings.dedup == "near":
             starts = np.flatnonzero(arrays["starts_record"])
-            # Compare records by the texts of all tasks, because a task may have the same prompt for
-            # many records.
-            records = [
-                dict.fromkeys(part.tolist())
-                for part in np.split(rows.example, starts)[1:]
-            ]
-            arrays[NEAR] = signatures(
-                [
-                    "\n".join(_text_of(self._examples[i]) for i in record)
-                    for record in records
-                ]
-            )
+            arrays[NEAR] = self._record_signatures(np.split(rows.example, starts)[1:])
         return arrays
+
+    def _record_signatures(self, records: list[Ints]) -> Signatures:
+        """Compute the signatures of records from the examples of their rows.
+
+        Records are compared by the texts of all tasks, because a task may have the same prompt for
+        many records.
+        """
+        texts = []
+        for rows in records:
+            examples = dict.fromkeys(rows.tolist())  # a document may have many rows
+            texts.append("\n".join(_text_of(self._examples[i]) for i in examples))
+        return signatures(texts)
 
     def _example_rows(self) -> ExampleRows:
         """Make the rows of all examples that are in use."""
-        pairs: list[int] = []
-        documents: list[int] = []
-        talks: list[int] = []
-        for i, example in enumerate(self._examples):
-            kind = documents if example.document else talks if example.turns else pairs
-            kind.append(i)
-        if (pairs or talks) and self._settings.on_overlong == "split":
-            kind_name, half = "prompts and targets", "target would have no prompt"
-            if not pairs:
-                kind_name, half = "conversations", "answer would have no question"
-            raise ConfigError(
-                f"data.on_overlong=split is for documents, but the sources have {kind_name}: the "
-                f'second half of a long {half}. Use truncate, drop or error, or "auto", which '
-                "splits only documents."
-            )
-
+        self._refuse_split()
         min_quality = self._settings.min_quality
         if min_quality > 0:
             for i, example in enumerate(self._examples):
                 if example.columns.get("quality", 1.0) < min_quality:
                     self._reasons[i] = f"quality below {min_quality:g}"
-        rows = self._pair_rows([i for i in pairs if i not in self._reasons])
-        if documents:
-            good = [i for i in documents if i not in self._reasons]
-            rows = rows.merged_with(self._document_rows(good))
-        if talks:
-            good = [i for i in talks if i not in self._reasons]
-            rows = rows.merged_with(self._talk_rows(good))
+
+        by_kind: dict[str, list[int]] = defaultdict(list)
+        for i, example in enumerate(self._examples):
+            if i not in self._reasons:
+                by_kind[_kind_of(example)].append(i)
+        rows = self._pair_rows(by_kind["pair"])
+        if by_kind["document"]:
+            rows = rows.merge(self._document_rows(by_kind["document"]))
+        if by_kind["conversation"]:
+            rows = rows.merge(self._talk_rows(by_kind["conversation"]))
         return rows
 
+    def _refuse_split(self) -> None:
+        """Refuse `on_overlong=split` if there are examples that are not documents."""
+        kinds = {_kind_of(example) for example in self._examples} - {"document"}
+        if not kinds or self._settings.on_overlong != "split":
+            return
+        name = "conversations"
+        problem = "answer would have no question"
+        if "pair" in kinds:
+            name = "prompts and targets"
+            problem = "target would have no prompt"
+        raise ConfigError(
+            f"data.on_overlong=split is for documents, but the sources have {name}: the second "
+            f'half of a long {problem}. Use truncate, drop or error, or "auto", which splits only '
+            "documents."
+        )
+
     def _pair_rows(self, pairs: list[int]) -> ExampleRows:
-        codec, settings = self._codec, self._settings
+        """Make the rows of prompts with targets."""
+        codec = self._codec
         prompts = self._encode("prompt", [self._examples[i].prompt for i in pairs])
         targets = self._encode("target", [self._examples[i].target for i in pairs])
-        max_prompt, max_target = settings.limits
-        begin, end = prompt_bounds(codec, settings.family_kind)
+        max_prompt, max_target = self._settings.limits
+        begin, end = prompt_bounds(codec, self._settings.family_kind)
         prompt = wrap(
             prompts, limit=max_prompt, begin=begin, end=end, end_after_cut=True
         )
@@ -215,26 +223,21 @@ class ShardBuilder:
             targets, limit=max_target, begin=None, end=codec.eos_id, end_after_cut=False
         )
 
-        in_use = targets.lengths > 0
         index = np.array(pairs, np.int64)
-        self._reasons.update(dict.fromkeys(index[~in_use].tolist(), "no target"))
+        in_use = targets.lengths > 0
+        self._leave_out(index[~in_use].tolist(), "no target")
         for side, wrapped, limit in (
             ("prompt", prompt, max_prompt),
             ("target", target, max_target),
         ):
             is_over = wrapped.cut & in_use
-            if settings.on_overlong == "error" and is_over.any():
-                self._raise_overlong(int(index[is_over][0]), side, limit)
-            if settings.on_overlong == "drop":
-                reason = f"{side} over {limit} tokens"
-                self._reasons.update(dict.fromkeys(index[is_over].tolist(), reason))
+            if self._leave_out_overlong(index[is_over].tolist(), side, limit):
                 in_use &= ~is_over
         for side, wrapped in (("prompt", prompt), ("target", target)):
-            is_over = wrapped.cut & in_use
-            lost = zip(
-                index[is_over].tolist(), wrapped.lost[is_over].tolist(), strict=True
-            )
-            self._cut[side].update(lost)
+            is_cut = wrapped.cut & in_use
+            lost = wrapped.lost[is_cut].tolist()
+            self._cut[side].update(zip(index[is_cut].tolist(), lost, strict=True))
+
         example = index[in_use]
         return ExampleRows(
             prompt.side.select(in_use),
@@ -244,12 +247,14 @@ class ShardBuilder:
         )
 
     def _document_rows(self, documents: list[int]) -> ExampleRows:
+        """Make the rows of the pieces of documents."""
         settings = self._settings
         texts = self._encode("target", [self._examples[i].target for i in documents])
         max_prompt, max_target = settings.limits
-        limit = max_target
+        max_piece = max_target
         if settings.family_kind == "encoder-decoder":
-            limit += max_prompt - 1
+            max_piece += max_prompt - 1
+        max_pieces = 1 if settings.on_overlong == "truncate" else None
         rows: list[tuple[Ids, Ids, int, int]] = []
         for number, i in enumerate(documents):
             example = self._examples[i]
@@ -257,11 +262,8 @@ class ShardBuilder:
             if not len(ids):
                 self._reasons[i] = "no target"
                 continue
-            is_over = len(ids) + example.ends > limit
-            if is_over and settings.on_overlong == "error":
-                self._raise_overlong(i, "target", limit)
-            if is_over and settings.on_overlong == "drop":
-                self._reasons[i] = f"target over {limit} tokens"
+            is_over = len(ids) + example.ends > max_piece
+            if is_over and self._leave_out_overlong([i], "target", max_piece):
                 continue
 
             parts = pieces(
@@ -273,25 +275,24 @@ class ShardBuilder:
                 eos_id=self._codec.eos_id,
                 ends=example.ends,
             )
-            max_pieces = 1 if settings.on_overlong == "truncate" else None
-            rows += [
-                (*sides, i, part)
-                for part, sides in enumerate(islice(parts, max_pieces))
-            ]
+            for part, (prompt, target) in enumerate(islice(parts, max_pieces)):
+                rows.append((prompt, target, i, part))
             if is_over and max_pieces:
-                self._cut["target"][i] = max(0, len(ids) - limit)
+                self._cut["target"][i] = max(0, len(ids) - max_piece)
         return ExampleRows(
-            TokenRows.joined([prompt for prompt, _, _, _ in rows]),
-            TokenRows.joined([target for _, target, _, _ in rows]),
+            TokenRows.concatenate([prompt for prompt, _, _, _ in rows]),
+            TokenRows.concatenate([target for _, target, _, _ in rows]),
             np.array([i for _, _, i, _ in rows], np.int64),
             np.array([part for _, _, _, part in rows], np.int64),
         )
 
     def _talk_rows(self, talks: list[int]) -> ExampleRows:
+        """Make the rows of conversations."""
         conversation_rows = ConversationRows(self._codec, self._settings)
+        notes = self._counts["notes"]
         rows: dict[int, ConversationRow] = {}
         for i in talks:
-            row = conversation_rows.row(self._examples[i].turns, self._counts["notes"])
+            row = conversation_rows.encode(self._examples[i].turns, notes)
             if isinstance(row, str):
                 self._reasons[i] = row
                 continue
@@ -301,40 +302,55 @@ class ShardBuilder:
                 self._cut["target"][i] = row.lost
         example = np.array(list(rows), np.int64)
         return ExampleRows(
-            TokenRows.joined([row.prompt for row in rows.values()]),
-            TokenRows.joined([row.target for row in rows.values()]),
+            TokenRows.concatenate([row.prompt for row in rows.values()]),
+            TokenRows.concatenate([row.target for row in rows.values()]),
             example,
             np.zeros_like(example),
         )
 
     def _encode(self, side: str, texts: list[str]) -> TokenRows:
+        """Encode the texts of one side, and count their unknown tokens."""
         encoded = self._codec.encode_flat(texts)
-        unknown, notes = self._counts["unknown"], self._counts["notes"]
+        unknown = self._counts["unknown"]
         unknown[f"{side}_tokens"] += len(encoded.flat)
         if self._codec.unk_id is not None:
             unknown[side] += int((encoded.flat == self._codec.unk_id).sum())
             self._lost.update(encoded.lost)
         if encoded.disagreed:
-            notes["texts encoded without the word cache, which gave other ids"] += len(
-                texts
-            )
+            note = "texts encoded without the word cache, which gave other ids"
+            self._counts["notes"][note] += len(texts)
         return TokenRows(encoded.flat, encoded.ends)
 
-    def _raise_overlong(self, index: int, side: str, limit: int) -> None:
-        example = self._examples[index]
-        text = (example.prompt or example.target)[:80].replace("\n", " ")
-        raise DataError(
-            f'The {side} of "{text}…" has more than {limit} tokens, and data.on_overlong is error. '
-            f"Raise data.max_{side}_tokens, or set data.on_overlong to truncate or drop."
-        )
+    def _leave_out(self, examples: list[int], reason: str) -> None:
+        self._reasons.update(dict.fromkeys(examples, reason))
 
-    def _count_records(self, in_use: NDArray[np.int64]) -> None:
-        """Count the records from the examples in use.
+    def _leave_out_overlong(self, examples: list[int], side: str, limit: int) -> bool:
+        """Leave out examples over a limit if `on_overlong` is drop, and return whether it is.
 
-        A record without any is dropped for the reason of its first example.
+        Raises:
+            DataError: `on_overlong` is error.
+        """
+        on_overlong = self._settings.on_overlong
+        if on_overlong == "error" and examples:
+            example = self._examples[examples[0]]
+            text = (example.prompt or example.target)[:_SHOWN_CHARACTERS]
+            text = text.replace("\n", " ")
+            raise DataError(
+                f'The {side} of "{text}…" has more than {limit} tokens, and data.on_overlong is '
+                f"error. Raise data.max_{side}_tokens, or set data.on_overlong to truncate or drop."
+            )
+        if on_overlong != "drop":
+            return False
+        self._leave_out(examples, f"{side} over {limit} tokens")
+        return True
+
+    def _count_records(self, in_use: Ints) -> int:
+        """Count the records with an example in use, and the other records by reason.
+
+        A record without an example in use is dropped for the reason of its first example. Excerpts
+        of such records are added for the report.
         """
         kept_records = {self._records[i] for i in in_use.tolist()}
-        self._n_kept_records = len(kept_records)
         reason_of_record: dict[int, str] = {}
         for i, reason in sorted(self._reasons.items()):
             record = self._records[i]
@@ -343,21 +359,19 @@ class ShardBuilder:
                 self._counts["notes"][f"examples left out: {reason}"] += 1
             elif record not in reason_of_record:
                 reason_of_record[record] = reason
-                text, prompt = shortened(example.target), shortened(example.prompt)
+                text = shortened(example.target)
+                prompt = shortened(example.prompt)
                 self._excerpts.append(Excerpt(reason, "", text, prompt))
         self._counts["dropped"].update(reason_of_record.values())
+        return len(kept_records)
 
-    def _columns(self, rows: ExampleRows) -> dict[str, NDArray[Any]]:
+    def _columns(self, rows: ExampleRows) -> Arrays:
+        """Make the per-example columns of the rows, by name."""
         examples = [self._examples[i] for i in rows.example.tolist()]
         records = np.array(self._records, np.int64)[rows.example]
         groups = (rows.part // PIECES_PER_GROUP).tolist()
-        keys = [
-            xxhash.xxh3_64_intdigest(struct.pack("<QQ", e.key, group))
-            if e.document
-            else e.key
-            for e, group in zip(examples, groups, strict=True)
-        ]
-        columns: dict[str, NDArray[Any]] = {
+        keys = list(map(_row_key, examples, groups))
+        columns: Arrays = {
             "key": np.array(keys, np.uint64),
             "title_key": np.array([e.title_key for e in examples], np.uint64),
             "record_key": np.array([e.record_key for e in examples], np.uint64),
@@ -375,6 +389,23 @@ class ShardBuilder:
         return columns
 
 
+def _kind_of(example: Example) -> str:
+    """Return the kind of an example: document, conversation or pair."""
+    if example.document:
+        return "document"
+    return "conversation" if example.turns else "pair"
+
+
+def _row_key(example: Example, group: int) -> int:
+    """Compute the key that decides the split of a row. `group` is the number of its pieces' group.
+
+    Pieces of a document in different groups may be in different splits.
+    """
+    if not example.document:
+        return example.key
+    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", example.key, group))
+
+
 def _text_of(example: Example) -> str:
     """Return the text for comparisons with other records. Examples of token files have ids only."""
     if example.ids:
@@ -383,6 +414,7 @@ def _text_of(example: Example) -> str:
 
 
 def _check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
+    """Refuse ids that are not in the vocabulary."""
     for document, example in enumerate(examples, block.first_line):
         max_id = int(np.frombuffer(example.ids, "<u4").max()) if example.ids else 0
         if max_id >= codec.vocab_size:
@@ -395,7 +427,7 @@ def _check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
 
 
 def ids_of(example: Example, codec: Codec) -> Ids:
-    """Read an example's ids, without the bos and eos that `pieces` adds."""
+    """Read an example's ids without its bos and eos, which `pieces` adds."""
     ids = np.frombuffer(example.ids, "<u4").astype(np.uint32)
     if len(ids) and codec.bos_id is not None and ids[0] == codec.bos_id:
         ids = ids[1:]
@@ -406,60 +438,58 @@ def ids_of(example: Example, codec: Codec) -> Ids:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Concatenated rows of a side. Row i is tokens[ends[i - 1] : ends[i]]."""
+    """Concatenated token rows of one side. Row i is tokens[ends[i - 1] : ends[i]]."""
 
     tokens: Ids
-    ends: NDArray[np.int64]
+    ends: Ints
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """Tokens per row."""
         return np.diff(self.ends, prepend=0)
 
-    def select(self, mask: NDArray[np.bool_]) -> TokenRows:
-        """Select rows by a mask [rows]."""
+    def select(self, mask: Bools) -> TokenRows:
+        """Select the rows that a mask [rows] marks."""
         lengths = self.lengths
-        return TokenRows(
-            self.tokens[np.repeat(mask, lengths)], np.cumsum(lengths[mask])
-        )
+        tokens = self.tokens[np.repeat(mask, lengths)]
+        return TokenRows(tokens, np.cumsum(lengths[mask]))
 
     def row(self, index: int) -> Ids:
-        """Return a row as a view."""
-        return self.tokens[
-            int(self.ends[index - 1]) if index else 0 : int(self.ends[index])
-        ]
+        """Return the tokens of a row as a view."""
+        start = int(self.ends[index - 1]) if index else 0
+        return self.tokens[start : int(self.ends[index])]
 
     @classmethod
-    def joined(cls, rows: list[Ids]) -> TokenRows:
-        """Concatenate rows."""
+    def concatenate(cls, rows: list[Ids]) -> TokenRows:
+        """Concatenate the tokens of rows."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.concatenate([np.empty(0, np.uint32), *rows]), np.cumsum(lengths))
 
 
 @dataclass(frozen=True)
 class ExampleRows:
-    """Rows of examples in the order of the examples."""
+    """Rows of examples, in the order of the examples."""
 
     prompt: TokenRows
     target: TokenRows
-    example: NDArray[np.int64]  # [rows] index of the example
-    part: NDArray[np.int64]  # [rows] number of the piece of a document
+    example: Ints  # [rows] index of the example
+    part: Ints  # [rows] number of the piece of a document
 
-    def merged_with(self, other: ExampleRows) -> ExampleRows:
-        """Merge the rows of examples of another kind."""
+    def merge(self, other: ExampleRows) -> ExampleRows:
+        """Merge these rows with the rows of other examples, in the order of the examples."""
         if not len(self.example):
             return other
         example = np.concatenate([self.example, other.example])
         part = np.concatenate([self.part, other.part])
         order = np.argsort(example, kind="stable")
 
-        def merge(a: TokenRows, b: TokenRows) -> TokenRows:
+        def merge_side(a: TokenRows, b: TokenRows) -> TokenRows:
             rows = [*np.split(a.tokens, a.ends[:-1]), *np.split(b.tokens, b.ends[:-1])]
-            return TokenRows.joined([rows[i] for i in order])
+            return TokenRows.concatenate([rows[i] for i in order])
 
         return ExampleRows(
-            merge(self.prompt, other.prompt),
-            merge(self.target, other.target),
+            merge_side(self.prompt, other.prompt),
+            merge_side(self.target, other.target),
             example[order],
             part[order],
         )
@@ -467,11 +497,11 @@ class ExampleRows:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """Rows with special tokens."""
+    """Token rows of one side with their special tokens."""
 
     side: TokenRows
-    cut: NDArray[np.bool_]  # [rows] whether a row lost tokens
-    lost: NDArray[np.int64]  # [rows] text tokens that a row lost
+    cut: Bools  # [rows] whether a row lost tokens
+    lost: Ints  # [rows] text tokens that a row lost
 
 
 def wrap(
@@ -484,10 +514,11 @@ def wrap(
 ) -> Wrapped:
     """Put `begin` before and `end` after each row, and cut rows to `limit` tokens.
 
-    `end_after_cut`: whether a cut row also gets the end. Without it, a row that lost only its end
-    counts as cut.
+    `end_after_cut` is whether a cut row also gets the end. If it does not, a row that lost only its
+    end counts as cut.
     """
-    n_begin, n_end = int(begin is not None), int(end is not None)
+    n_begin = int(begin is not None)
+    n_end = int(end is not None)
     lengths = side.lengths
     is_cut = lengths + n_begin + n_end > limit
     max_text = limit - n_begin - (n_end if end_after_cut else 0)
@@ -507,8 +538,10 @@ def wrap(
         tokens[ends[has_end] - 1] = end
     text = side.tokens
     if is_cut.any():
+        # Keep the beginning of each row.
         parts = np.stack([text_lengths, lengths - text_lengths], axis=1).ravel()
-        text = text[np.repeat(np.tile([True, False], len(lengths)), parts)]
+        stays = np.repeat(np.tile([True, False], len(lengths)), parts)
+        text = text[stays]
     tokens[is_text] = text
     return Wrapped(TokenRows(tokens, ends), is_cut, lengths - text_lengths)
 
@@ -523,7 +556,7 @@ def pieces(
     eos_id: int,
     ends: bool,
 ) -> Iterator[tuple[Ids, Ids]]:
-    """Split a document into pieces, each a prompt and a target.
+    """Split a document into pieces with a prompt and a target each.
 
     In a decoder-only model, every token is a target once. The first prompt is [bos], and any other
     prompt is the last token of the previous piece. With max_target 3 and ids 5 6 7 8:
@@ -541,7 +574,7 @@ def pieces(
         max_target: Largest number of tokens per target.
         bos_id: Id of the begin token.
         eos_id: Id of the end token.
-        ends: Whether the document ends with `ids`. Then an end token follows.
+        ends: Whether the document ends with `ids`. If it does, an end token follows.
     """
     text = np.concatenate([ids, np.array([eos_id] if ends else [], np.uint32)])
     if family_kind == "decoder":
@@ -551,6 +584,7 @@ def pieces(
             yield prompt, target
             prompt = target[-1:]
         return
+    # The end token takes a token of each prompt.
     max_prefix = max_prompt - 1
     size = max_prefix + max_target
     end = np.array([eos_id], np.uint32)

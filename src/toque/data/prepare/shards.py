@@ -28,8 +28,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.array_types import Bools
 from toque.data.prepare.data_report import Excerpt
-from toque.data.prepare.dedup_and_split import first_of_kind
+from toque.data.prepare.dedup_and_split import mark_first_records
 from toque.data.prepare.duplicates import NEAR
 from toque.data.prepare.shard_builder import BlockCounts, ShardBuilder
 from toque.data.prepare.store_plan import PrepareSettings
@@ -61,10 +62,11 @@ Engine = Literal["local", "ray"]
 Groups = Iterator[tuple[int, list[Block]]]
 SIDECAR = "shard.json"
 NOT_READ = "bytes of the sources not read, max_examples was reached"
-# Plain bytes that a process reads in the time that another takes to start.
+# Plain bytes that a process reads in the time that another process takes to start.
 _SMALL_BYTES = 4 << 20
 _MAX_PROCESSES = 16  # more would wait for the process that reads
 _OPEN_FILES = 16  # files that are read in turn
+_MIN_GROUP_BYTES = 1 << 20
 # Rough size of an example, to keep the groups of a small run small.
 _EXAMPLE_BYTES = 2048
 _QUEUED = 1  # groups waiting for a process; more would take memory
@@ -72,7 +74,7 @@ _GROUPS_PER_ACTOR = 2  # groups sent to a Ray actor: one in progress and one wai
 
 
 class ShardResult(msgspec.Struct):
-    """Content of `shard.json`: everything for the completion of a store except the rows."""
+    """Content of `shard.json`: everything that completes a store, except the rows."""
 
     fingerprint: str
     group: int
@@ -93,35 +95,34 @@ class ShardResult(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Function of the workers that writes a shard."""
+    """Writer of shards, which the workers use."""
 
     store: Path
-    fingerprint: (
-        str  # fingerprint of the plan, which decides if a shard is written again
-    )
+    # Hash of the plan. A shard with another fingerprint is written again.
+    fingerprint: str
     # Readers by source index and file name.
     readers: Mapping[tuple[int, str], RecordReader]
     settings: PrepareSettings
-    loaded: Codec | None = None  # codec, if it need not be loaded
+    loaded: Codec | None = None  # the store's codec, if it is loaded already
 
     @cached_property
     def codec(self) -> Codec:
-        """Codec of the store."""
+        """The store's codec."""
         return self.loaded or load_codec(self.store / "tokenizer")
 
     @cached_property
     def tokenizer(self) -> str:
-        """Hash of the tokenizer's folder."""
+        """Hash of the store's tokenizer folder."""
         return hash_of_folder(self.store / "tokenizer")
 
     @cached_property
     def _has_conversations(self) -> bool:
-        """True if a reader gives conversations."""
+        """True if a reader returns conversations."""
         names = (reader.recorded_name for reader in self.readers.values())
         return any(name.startswith(CONVERSATIONS) for name in names)
 
     def content_of(self, blocks: Sequence[Block]) -> str:
-        """Hash the blocks of a group and their readers."""
+        """Hash the blocks of a group, and the names of their readers."""
         content = xxhash.xxh3_128()
         for block in blocks:
             reader = self.readers[block.source, block.path].recorded_name
@@ -134,45 +135,45 @@ class ShardWriter:
         """Write the shard of a group and return its counts."""
         builder = ShardBuilder(self.codec, self.settings, talks=self._has_conversations)
         for block in blocks:
-            builder.read(block, self.readers[block.source, block.path])
-        rows = builder.rows()
+            builder.add_block(block, self.readers[block.source, block.path])
+        arrays, counts = builder.build()
 
         folder = shard_folder(self.store, group)
         with (
             disk_faults(self.store, f"writing {folder.name}"),
             atomic_folder(folder) as writer,
         ):
-            for name, array in rows.items():
+            for name, array in arrays.items():
                 save_array(writer.folder / f"{name}.npy", array)
 
-            n_rows = len(rows["prompt_ends"])
+            n_rows = len(arrays["prompt_ends"])
             place = f"shards/{folder.name}"
+            files = [
+                file_entry(writer.folder / f"{name}.npy", f"{place}/{name}.npy", n_rows)
+                for name in sorted(arrays)
+            ]
+            columns = {
+                name: str(array.dtype)
+                for name, array in sorted(arrays.items())
+                if not name.endswith(("_tokens", "_ends")) and name != NEAR
+            }
             result = ShardResult(
                 fingerprint=self.fingerprint,
                 group=group,
                 rows=n_rows,
-                columns={
-                    name: str(array.dtype)
-                    for name, array in sorted(rows.items())
-                    if not name.endswith(("_tokens", "_ends")) and name != NEAR
-                },
-                files=[
-                    file_entry(
-                        writer.folder / f"{name}.npy", f"{place}/{name}.npy", n_rows
-                    )
-                    for name in sorted(rows)
-                ],
+                columns=columns,
+                files=files,
                 content=self.content_of(blocks),
                 tokenizer=self.tokenizer,
-                **builder.counts(),
+                **counts,
             )
 
             writer.put(SIDECAR, msgspec.json.encode(result, order="deterministic"))
         sync_folder(folder)
         return result
 
-    def missing(self) -> str:
-        """Find the folder that this machine does not see. "" if it sees the store."""
+    def find_missing_folder(self) -> str:
+        """Return the store's folder that this machine does not have. "" if it has the store."""
         folder = self.store / "tokenizer"
         return "" if folder.is_dir() else str(folder)
 
@@ -182,8 +183,7 @@ class ShardWriting:
     """Writing of all shards of a store. Complete shards of an earlier start are used again.
 
     With `max_examples`, the files take turns, one block each. Reading ends when the first groups
-    have enough different examples, not counting sources that are held out. Later groups are
-    discarded.
+    have enough different examples, not counting held-out sources. Later groups are discarded.
     """
 
     writer: ShardWriter
@@ -191,10 +191,11 @@ class ShardWriting:
     not_read: int = 0  # bytes that were not needed for `max_examples`
     _results: dict[int, ShardResult] = field(default_factory=dict)  # results by group
     _sizes: dict[int, int] = field(default_factory=dict)  # bytes by group
-    _n_needed: int | None = None  # first groups that have enough examples, if known
-    _n_complete: int = 0  # first groups without a gap
-    _n_rows: int = 0  # rows of these groups
-    _n_counted: int = 0  # first groups that `_n_different` counts
+    # Number of first groups that have enough examples. None if it is not known yet.
+    _n_needed: int | None = None
+    _n_complete: int = 0  # number of first groups without a gap
+    _n_rows: int = 0  # rows of the complete groups
+    _n_counted: int = 0  # number of first groups that `_n_different` counts
     _n_different: int = 0
     _seen: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, np.uint64))
     """Sorted hashes of record key and task of the counted rows, after a 0."""
@@ -208,50 +209,54 @@ class ShardWriting:
             workers = min(_MAX_PROCESSES, len(os.sched_getaffinity(0)))
             if total <= _SMALL_BYTES:
                 workers = 1
-        groups = self._groups()
+        groups = self._read_groups()
         write_shards = _write_on_ray if engine == "ray" else _write_locally
-        with closing(
-            write_shards(self.writer, self._unfinished(groups), workers)
-        ) as results:
+        results = write_shards(self.writer, self._unfinished_groups(groups), workers)
+        with closing(results):
             for result in results:
-                self._add(result)
+                self._add_result(result)
                 done = sum(self._sizes[number] for number in self._results)
                 rows = sum(r.rows for r in self._results.values())
                 progress(done, max(total, done), f"{rows:,} examples")
 
         if self._n_needed is None:
             return [self._results[number] for number in sorted(self._results)]
+        # Another group exists if one was read, or if one can be read.
         if self._n_needed in self._sizes or next(groups, None) is not None:
-            self.not_read = max(
-                1, total - sum(self._sizes[n] for n in range(self._n_needed))
-            )
+            needed_bytes = sum(self._sizes[n] for n in range(self._n_needed))
+            self.not_read = max(1, total - needed_bytes)
         return [self._results[number] for number in range(self._n_needed)]
 
-    def _groups(self) -> Groups:
-        """Read the blocks in groups. With `max_examples`, read sources that are held out first."""
+    def _read_groups(self) -> Groups:
+        """Read the blocks in groups. With `max_examples`, read held-out sources first."""
         settings = self.writer.settings
         max_bytes = source_files.GROUP_BYTES
         if settings.max_examples is None:
-            return grouped(
-                chain.from_iterable(map(blocks_of, self.files)), max_bytes=max_bytes
-            )
-        max_bytes = min(max_bytes, max(1 << 20, settings.max_examples * _EXAMPLE_BYTES))
+            blocks = chain.from_iterable(map(blocks_of, self.files))
+            return group_blocks(blocks, max_bytes=max_bytes)
+        wanted_bytes = settings.max_examples * _EXAMPLE_BYTES
+        max_bytes = min(max_bytes, max(_MIN_GROUP_BYTES, wanted_bytes))
         held_out = [file for file in self.files if settings.holds_out(file.source)]
         train = [file for file in self.files if not settings.holds_out(file.source)]
-        blocks = chain(chain.from_iterable(map(blocks_of, held_out)), in_turns(train))
-        return grouped(blocks, max_bytes=max_bytes)
+        held_out_blocks = chain.from_iterable(map(blocks_of, held_out))
+        return group_blocks(
+            chain(held_out_blocks, in_turns(train)), max_bytes=max_bytes
+        )
 
-    def _unfinished(self, groups: Groups) -> Groups:
-        """Yield groups without a complete shard, until there are enough examples."""
+    def _unfinished_groups(self, groups: Groups) -> Groups:
+        """Yield groups without a complete shard, until there are enough examples.
+
+        Add the results of complete shards.
+        """
         while self._n_needed is None and (group := next(groups, None)) is not None:
             number, blocks = group
             self._sizes[number] = sum(len(block.payload) for block in blocks)
             if (result := self._read_complete(number, blocks)) is not None:
-                self._add(result)
+                self._add_result(result)
             else:
                 yield group
 
-    def _add(self, result: ShardResult) -> None:
+    def _add_result(self, result: ShardResult) -> None:
         """Add the result of a shard, and check if there are enough examples."""
         self._results[result.group] = result
         max_examples = self.writer.settings.max_examples
@@ -266,47 +271,50 @@ class ShardWriting:
                 return
 
     def _count_different(self) -> int:
-        """Count the different rows of the complete groups, without sources that are held out."""
+        """Count the different rows of the complete groups, without held-out sources."""
         settings = self.writer.settings
         if settings.dedup == "none" and settings.held_out_from is None:
             return self._n_rows
         for number in range(self._n_counted, self._n_complete):
             shard = [self._results[number]]
-            names = ("record_key", "task", "starts_record", "source")
-            key, task, starts, source = (
-                read_column(self.writer.store, shard, n) for n in names
-            )
+            source = read_column(self.writer.store, shard, "source")
             counts = source < (settings.held_out_from or np.inf)
             if settings.dedup != "none":
-                counts &= first_of_kind(key, task, np.cumsum(starts, dtype=np.int64))
-                kinds = mixed(key ^ mixed(task.astype(np.uint64)))
-                is_new = (
-                    self._seen[np.searchsorted(self._seen, kinds, side="right") - 1]
-                    != kinds
-                )
-                counts &= is_new
-                new = np.unique(kinds[is_new])
-                self._seen = np.insert(
-                    self._seen, np.searchsorted(self._seen, new), new
-                )
+                counts &= self._mark_unseen(shard)
             self._n_different += int(counts.sum())
         self._n_counted = self._n_complete
         return self._n_different
+
+    def _mark_unseen(self, shard: Sequence[ShardResult]) -> Bools:
+        """Mark the first row of each record key and task that no earlier group has.
+
+        Remember the key and task of these rows as seen.
+        """
+        names = ("record_key", "task", "starts_record")
+        key, task, starts = (read_column(self.writer.store, shard, n) for n in names)
+        is_first = mark_first_records(key, task, np.cumsum(starts, dtype=np.int64))
+        hashes = mixed(key ^ mixed(task.astype(np.uint64)))
+        # The 0 at the start of `_seen` makes every index valid.
+        nearest = np.searchsorted(self._seen, hashes, side="right") - 1
+        is_new: Bools = self._seen[nearest] != hashes
+        new = np.unique(hashes[is_new])
+        self._seen = np.insert(self._seen, np.searchsorted(self._seen, new), new)
+        return is_first & is_new
 
     def _read_complete(self, number: int, blocks: list[Block]) -> ShardResult | None:
         """Read the shard of an earlier start. None if it is incomplete or has other blocks."""
         writer = self.writer
         result = read_json(shard_folder(writer.store, number) / SIDECAR, ShardResult)
-        if result is None:
-            return None
-        if (result.fingerprint, result.tokenizer) != (
-            writer.fingerprint,
-            writer.tokenizer,
+        if (
+            result is None
+            or result.fingerprint != writer.fingerprint
+            or result.tokenizer != writer.tokenizer
         ):
             return None
-        with suppress(DataError):
+        with suppress(DataError):  # a file is missing or damaged
             check_files(writer.store, result.files, verify=True)
-            return result if result.content == writer.content_of(blocks) else None
+            if result.content == writer.content_of(blocks):
+                return result
         return None
 
 
@@ -323,8 +331,8 @@ def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
             reading.append(stream)
 
 
-def grouped(blocks: Iterator[Block], *, max_bytes: int) -> Groups:
-    """Number groups of blocks of at most `max_bytes`, or of one larger block."""
+def group_blocks(blocks: Iterator[Block], *, max_bytes: int) -> Groups:
+    """Yield numbered groups of blocks of at most `max_bytes`. A larger block is its own group."""
     number = 0
     size = 0
     group: list[Block] = []
@@ -346,29 +354,28 @@ def shard_folder(store: Path, group: int) -> Path:
 
 
 def read_column(store: Path, shards: Sequence[ShardResult], name: str) -> NDArray[Any]:
-    """Read a column of shards, with NaN for shards without it."""
-    parts = [
-        np.load(shard_folder(store, shard.group) / f"{name}.npy", allow_pickle=False)
-        if name in shard.columns
-        else np.full(shard.rows, np.nan, np.float32)
-        for shard in shards
-    ]
+    """Read a column of several shards, with NaN for shards without the column."""
+    parts: list[NDArray[Any]] = []
+    for shard in shards:
+        path = shard_folder(store, shard.group) / f"{name}.npy"
+        if name in shard.columns:
+            parts.append(np.load(path, allow_pickle=False))
+        else:
+            parts.append(np.full(shard.rows, np.nan, np.float32))
     return np.concatenate(parts)
 
 
 def file_entry(path: Path, name: str, n_rows: int) -> StoreFile:
-    """Describe a file for the manifest."""
+    """Make the manifest's entry of a file."""
     return StoreFile(name, path.stat().st_size, sha256_of(path), n_rows)
 
 
 def has_one_thread() -> bool:
-    """Check if this process certainly has no other thread of Python or a library."""
+    """Check if this process certainly has no other thread, either of Python or of a library."""
     threads = Path("/proc/self/task")
-    return (
-        sys.platform == "linux"
-        and threads.is_dir()
-        and len(list(threads.iterdir())) == 1
-    )
+    if sys.platform != "linux" or not threads.is_dir():
+        return False
+    return len(list(threads.iterdir())) == 1
 
 
 def _write_locally(
@@ -390,16 +397,18 @@ def _write_locally(
             yield from (future.result() for future in done)
 
     try:
-        with one_tokenizer_thread():  # or every worker would start a thread per core
+        # Otherwise every worker would start a thread per core.
+        with one_tokenizer_thread():
             for number, blocks in groups:
                 pool = pool or _start_pool(writer, workers)
-                running.add(pool.submit(_write, number, blocks))
+                running.add(pool.submit(_write_shard, number, blocks))
                 yield from wait_until(workers + _QUEUED - 1)
             yield from wait_until(0)
     except BrokenProcessPool as error:
         raise DataError(
-            "A worker process ended, probably because the system killed it for lack of memory. Run "
-            "the same command again: the finished shards are kept. Fewer workers need less memory. "
+            "A worker process ended unexpectedly, probably because the system killed it for lack "
+            "of memory. Run the same command again with fewer workers, which need less memory. The "
+            "finished shards are kept. "
             '(A Python script that calls prepare needs `if __name__ == "__main__":`.)'
         ) from error
     except (KeyboardInterrupt, GeneratorExit):
@@ -415,33 +424,36 @@ def _write_locally(
 
 def _start_pool(writer: ShardWriter, workers: int) -> ProcessPoolExecutor:
     """Start the workers. Call it after the first group was read, which starts library threads."""
-    # Forked workers start immediately and have the tokenizer. But with several threads, another
-    # thread may have locked something that would stay locked in the fork.
+    # Forked workers start immediately and have the tokenizer. But if this process has several
+    # threads, one may hold a lock, which would never be released in the fork.
     can_fork = has_one_thread()
     context = get_context("fork" if can_fork else "spawn")
-    # The pool forks all workers at the first task, before it starts its own thread.
     if not can_fork:
         writer = replace(writer, loaded=None)
-    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(writer,))
+    # The pool forks all workers at the first task, before it starts its own thread.
+    return ProcessPoolExecutor(
+        workers, context, initializer=_start_worker, initargs=(writer,)
+    )
 
 
 _writer: ShardWriter | None = None
 
 
-def _start(writer: ShardWriter) -> None:
+def _start_worker(writer: ShardWriter) -> None:
+    """Initialise a worker process."""
     global _writer  # noqa: PLW0603 - a pool's worker has no other state
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     _writer = writer
 
 
-def _write(number: int, blocks: list[Block]) -> ShardResult:
+def _write_shard(number: int, blocks: list[Block]) -> ShardResult:
     assert _writer is not None
     return _writer.write(number, blocks)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     """Exit when the main process has ended. A killed process does not close its queue."""
     parent = parent_process()
     if parent is not None:
@@ -455,8 +467,8 @@ def _write_on_ray(
     """Write shards in Ray actors, and yield their results in any order.
 
     Join the cluster of RAY_ADDRESS or of this machine, or start a cluster. Every node must have the
-    store and the readers' code under the same paths. `workers` is the number of actors, with one
-    core each. None means all cores.
+    store and the readers' code under the same paths. `workers` is the number of actors, which use
+    one core each. None means all cores.
     """
     try:
         import ray
@@ -485,8 +497,8 @@ def _write_on_ray(
         raise
     except ray.exceptions.RayError as error:
         raise DataError(
-            f"The Ray cluster failed during preparation: {str(error).splitlines()[0]}. Rerun the "
-            "same command to continue. The finished shards are kept."
+            f"The Ray cluster failed during preparation: {str(error).splitlines()[0]}. Run the "
+            "same command again to continue. The finished shards are kept."
         ) from error
     finally:
         if starts_ray:
@@ -496,13 +508,14 @@ def _write_on_ray(
 def _write_by_actors(
     ray: ModuleType, writer: ShardWriter, groups: Groups, workers: int
 ) -> Iterator[ShardResult]:
+    """Write shards in Ray actors of a cluster, and yield their results in any order."""
     arguments = (writer.store, writer.fingerprint, writer.readers, writer.settings)
     remote: Any = ray.remote(num_cpus=1)(ShardWriter)
     actors = [remote.remote(*arguments) for _ in range(workers)]
-    for missing in ray.get([actor.missing.remote() for actor in actors]):
-        if missing:
+    for folder in ray.get([actor.find_missing_folder.remote() for actor in actors]):
+        if folder:
             raise DataError(
-                f"A node of the Ray cluster does not see {missing}. data.engine=ray needs a "
+                f"A node of the Ray cluster does not have {folder}. data.engine=ray needs a "
                 "data.store on a file system that every node has under the same path. Move the "
                 "store there, or prepare with data.engine=local."
             )

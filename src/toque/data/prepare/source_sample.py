@@ -1,7 +1,7 @@
 """Sample of the sources, for the training of a tokenizer and the choice of length limits.
 
-A limit is the 99th percentile of the sample's lengths, rounded up. If the model has too few
-positions for both limits, they are divided so that the fewest records of the sample are cut. With
+A limit is the 99th percentile of the sample's lengths, rounded up. If the model's context length is
+too short for both limits, it is divided so that the fewest records of the sample are cut. With
 `max_examples`, the sample is from about the same bytes as the store, so that a trial is fast.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.prepare.conversation_rows import ConversationRows
-from toque.data.prepare.data_report import ENCODING_HINT, reasons_in_words
+from toque.data.prepare.data_report import ENCODING_HINT, describe_reasons
 from toque.data.prepare.shard_builder import ids_of
 from toque.data.prepare.shards import in_turns
 from toque.data.prepare.store_plan import USUAL_PROMPT, USUAL_TARGET, PrepareSettings
@@ -47,12 +47,14 @@ _TRIAL_BYTES = 1 << 20  # bytes that are read to estimate the size of `max_examp
 PERCENTILE = 99
 STEP = 64  # tokens; limits are multiples of it, so that more data rarely changes them
 MAX_LIMIT = 2_048  # tokens; longer rows would take much memory
+_MIN_LIMIT = 8  # tokens; a shorter text teaches nothing
+_MIN_CUT_SHARE = 0.001  # smallest share of cut tokens that is reported
 Lengths = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Lengths of sampled examples in tokens, with special tokens."""
+    """Lengths of sampled examples in tokens, including special tokens."""
 
     pairs: Lengths  # [2, n] prompts and targets
     talks: Lengths  # [2, n] prompts and targets of conversations
@@ -86,7 +88,7 @@ def learn_tokenizer(
         hint = f" {ENCODING_HINT}" if 2 * dropped[NOT_UTF_8] > dropped.total() else ""
         raise DataError(
             f"Cannot train a tokenizer: none of the {len(files)} source files gives an example. "
-            f"The sampled records: {reasons_in_words(dropped, lines)}.{hint} Check one of these "
+            f"The sampled records: {describe_reasons(dropped, lines)}.{hint} Check one of these "
             "lines, and the format in data.sources."
         )
     kind: Kind = "bpe" if family_kind == "decoder" else "unigram"
@@ -98,32 +100,48 @@ def _sample_texts(
     dropped: Counter[str],
     lines: dict[str, list[str]],
 ) -> Iterator[str]:
-    """Yield prompts and targets, and count dropped records by reason with their first lines."""
+    """Yield prompts and targets of the blocks, cut to `MAX_CHARACTERS` in total.
+
+    Also add the dropped records to `dropped`, by reason, and their first lines to `lines`.
+    """
     n_bytes = sum(len(block.payload) for block, _ in blocks)
     for block, reader in blocks:
         parsed = examples_in(block, reader)
-        for reason, numbers in parsed.dropped.items():
-            dropped[reason] += len(numbers)
-            first = lines.setdefault(reason, [])
-            first += [
-                f"{Path(block.path).name}:{n}"
-                for n in numbers[: _MAX_LINES - len(first)]
-            ]
+        _count_dropped(block, parsed, dropped, lines)
 
-        # Few blocks have equal shares of the sample. Of many, a long block has a larger share.
-        n: float = len(blocks)
-        if n > _MIN_BLOCKS:
-            n = n_bytes / max(1, len(block.payload))
-        n_chars = int(MAX_CHARACTERS // n)
-        step = int(-(-len(parsed.examples) * n // MAX_EXAMPLES)) or 1
+        # If there are few blocks, they have equal shares of the sample. Otherwise a longer block
+        # has a larger share.
+        inverse_share: float = len(blocks)
+        if len(blocks) > _MIN_BLOCKS:
+            inverse_share = n_bytes / max(1, len(block.payload))
+        n_chars = int(MAX_CHARACTERS // inverse_share)
+        step = int(-(-len(parsed.examples) * inverse_share // MAX_EXAMPLES)) or 1
         for example in every_nth_record(parsed, step):
             for text in (example.prompt, example.target):
                 yield text[: max(0, n_chars)]
                 n_chars -= len(text)
 
 
+def _count_dropped(
+    block: Block,
+    parsed: BlockExamples,
+    dropped: Counter[str],
+    lines: dict[str, list[str]],
+) -> None:
+    """Add the dropped records of a block to `dropped`, and their first lines to `lines`."""
+    name = Path(block.path).name
+    for reason, numbers in parsed.dropped.items():
+        dropped[reason] += len(numbers)
+        first = lines.setdefault(reason, [])
+        n_missing = _MAX_LINES - len(first)
+        first += [f"{name}:{n}" for n in numbers[:n_missing]]
+
+
 def every_nth_record(block: BlockExamples, n: int) -> Iterator[Example]:
-    """Yield all examples of every n-th record. Every n-th example might always miss a task."""
+    """Yield all examples of every n-th record.
+
+    Every n-th example would miss a task if each record has n examples.
+    """
     return chain.from_iterable(islice(block.examples_by_record, 0, None, n))
 
 
@@ -144,12 +162,17 @@ def _first_bytes(files: Sequence[SourceFile], max_examples: int | None) -> int |
 
 
 def _count_blocks(files: Sequence[SourceFile], n_bytes: int, limit: int) -> int:
-    """Estimate the number of blocks with `n_bytes`. Small files, such as pages, are a block."""
+    """Estimate the number of blocks with `n_bytes` bytes, at most `limit`.
+
+    A small file, such as a page, is one block.
+    """
     mean_bytes = sum(file.plain_bytes for file in files) // max(1, len(files))
-    return min(limit, n_bytes // max(1, min(CHUNK_BYTES, mean_bytes)))
+    block_bytes = max(1, min(CHUNK_BYTES, mean_bytes))
+    return min(limit, n_bytes // block_bytes)
 
 
 def _read_in_turns(files: Sequence[SourceFile]) -> Iterator[tuple[Block, RecordReader]]:
+    """Yield a block of each file in turn, with the file's reader."""
     readers = {(file.source, file.name): file.reader for file in files}
     return ((block, readers[block.source, block.path]) for block in in_turns(files))
 
@@ -157,7 +180,7 @@ def _read_in_turns(files: Sequence[SourceFile]) -> Iterator[tuple[Block, RecordR
 def _spread_blocks(
     files: Sequence[SourceFile], n: int, first_bytes: int | None
 ) -> Iterator[tuple[Block, RecordReader]]:
-    """Yield the blocks at `n` evenly spaced positions in the first bytes, or in all bytes."""
+    """Yield the blocks at `n` evenly spaced positions in the first bytes, or in all files."""
     total = sum(file.plain_bytes for file in files)
     blocks: Iterator[tuple[Block, RecordReader]]
     if first_bytes is None:
@@ -177,7 +200,7 @@ def _spread_blocks(
 
 
 class ChosenLimits(NamedTuple):
-    """Limits on lengths that were chosen from a sample of the sources."""
+    """Length limits that were chosen from a sample of the sources."""
 
     settings: PrepareSettings  # settings with all limits
     sentences: list[str]  # descriptions of the chosen limits
@@ -192,10 +215,10 @@ def choose_limits(
     *,
     percentile: int = PERCENTILE,
 ) -> ChosenLimits:
-    """Choose the limits that the settings leave open.
+    """Choose the length limits that are not set.
 
-    `percentile` % of the sample are within the limits. With 100 %, a limit may be up to the model's
-    positions.
+    `percentile` % of the sample are within the limits. With 100 %, a limit may be as long as the
+    model's context.
     """
     sample = _measure_sample(files, codec, settings)
     max_limit = MAX_LIMIT
@@ -207,42 +230,38 @@ def choose_limits(
     prompt = settings.max_prompt_tokens or ideal_prompt
     target = settings.max_target_tokens or ideal_target
     if settings.room is not None:
-        prompt, target = _fit_positions(prompt, target, settings, sample.sides)
+        prompt, target = _fit_context(prompt, target, settings, sample.sides)
 
-    sentences = []
+    # A conversation uses both limits together.
+    conversations = sample.talks.sum(axis=0)
+    both = prompt + target
+    ideal_both = both
+    if settings.room == both:
+        ideal_both = _ideal_limit(conversations, both, percentile, 2 * max_limit)
+    usual_both = USUAL_PROMPT + USUAL_TARGET
     targets = np.concatenate([sample.pairs[1], sample.documents])
-    for side, lengths, limit, usual, ideal in (
-        ("prompt", sample.pairs[0], prompt, USUAL_PROMPT, ideal_prompt),
-        ("target", targets, target, USUAL_TARGET, ideal_target),
-    ):
-        if f"max_{side}_tokens" in settings.open_limits and len(lengths):
-            sentences.append(
-                _describe_limit(side, lengths, limit, usual, ideal, percentile)
-            )
-    rows = sample.talks.sum(axis=0)
-    limit = prompt + target
-    if len(rows):
-        ideal = limit
-        if settings.room == limit:
-            ideal = _ideal_limit(rows, limit, percentile, 2 * max_limit)
-        usual = USUAL_PROMPT + USUAL_TARGET
-        sentences.append(
-            _describe_limit("conversation", rows, limit, usual, ideal, percentile)
-        )
+    limits = (
+        _Limit("prompt", sample.pairs[0], prompt, USUAL_PROMPT, ideal_prompt),
+        _Limit("target", targets, target, USUAL_TARGET, ideal_target),
+        _Limit("conversation", conversations, both, usual_both, ideal_both),
+    )
+    is_chosen = (settings.max_prompt_tokens is None, settings.max_target_tokens is None)
+    sentences = [
+        limit.describe(percentile, settings.room)
+        for limit in compress(limits, (*is_chosen, True))
+        if len(limit.lengths)
+    ]
 
     cut_pairs = np.minimum(sample.pairs, [[prompt], [target]]).sum(axis=0)
-    cut = np.concatenate([cut_pairs, np.minimum(rows, limit)])
-    return ChosenLimits(
-        replace(settings, max_prompt_tokens=prompt, max_target_tokens=target),
-        sentences,
-        float(cut.mean()) if len(cut) else None,
-    )
+    cut = np.concatenate([cut_pairs, np.minimum(conversations, both)])
+    chosen = replace(settings, max_prompt_tokens=prompt, max_target_tokens=target)
+    return ChosenLimits(chosen, sentences, float(cut.mean()) if len(cut) else None)
 
 
 def _measure_sample(
     files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings
 ) -> Sample:
-    """Sample the sources and measure the examples."""
+    """Sample the sources, and count the tokens of the sampled examples."""
     n_blocks = MAX_BLOCKS
     first_bytes = _first_bytes(files, settings.max_examples)
     if (first_bytes or sum(file.plain_bytes for file in files)) > READ_BYTES:
@@ -260,26 +279,17 @@ def _measure_sample(
         step = -(-len(parsed.examples) * len(blocks) // SAMPLED) or 1
         sample = list(every_nth_record(parsed, step))
         pairs = [e for e in sample if not e.document and not e.turns]
-        prompts = _lengths(codec, [e.prompt for e in pairs]) + n_special
-        targets = _lengths(codec, [e.target for e in pairs]) + 1
+        prompts = _count_tokens(codec, [e.prompt for e in pairs]) + n_special
+        targets = _count_tokens(codec, [e.target for e in pairs]) + 1
         pair_lengths.append(np.stack([prompts, targets]))
         if talks := [e for e in sample if e.turns]:
-            conversation_rows = ConversationRows(codec, settings)
-            results = [
-                conversation_rows.row(e.turns, Counter(), cut=False) for e in talks
-            ]
-            rows = [row for row in results if not isinstance(row, str)]
-            sides = [
-                [len(row.prompt) for row in rows],
-                [len(row.target) for row in rows],
-            ]
-            talk_lengths.append(np.array(sides, np.int64))
+            talk_lengths.append(_measure_talks(talks, codec, settings))
         if not splits_documents:
             documents = [e for e in sample if e.document]
             n_ids = [len(ids_of(e, codec)) for e in documents if e.ids]
             document_lengths.append(np.array(n_ids, np.int64) + 1)
             texts = [e.target for e in documents if not e.ids]
-            document_lengths.append(_lengths(codec, texts) + 1)
+            document_lengths.append(_count_tokens(codec, texts) + 1)
     return Sample(
         np.concatenate(pair_lengths, axis=1),
         np.concatenate(talk_lengths, axis=1),
@@ -287,44 +297,58 @@ def _measure_sample(
     )
 
 
-def _lengths(codec: Codec, texts: list[str]) -> Lengths:
+def _measure_talks(
+    talks: Sequence[Example], codec: Codec, settings: PrepareSettings
+) -> Lengths:
+    """Count the tokens of the prompts and targets of conversations, [2, n]."""
+    conversation_rows = ConversationRows(codec, settings)
+    results = [conversation_rows.encode(e.turns, Counter(), cut=False) for e in talks]
+    rows = [row for row in results if not isinstance(row, str)]
+    prompts = [len(row.prompt) for row in rows]
+    targets = [len(row.target) for row in rows]
+    return np.array([prompts, targets], np.int64)
+
+
+def _count_tokens(codec: Codec, texts: list[str]) -> Lengths:
+    """Count the tokens of each text."""
     if not texts:
         return np.empty(0, np.int64)
     return np.diff(codec.encode_flat(texts).ends, prepend=0).astype(np.int64)
 
 
 def _ideal_limit(lengths: Lengths, usual: int, percentile: int, max_limit: int) -> int:
-    """Round a percentile up to a limit, without regard to the model's positions."""
+    """Round a percentile up to a multiple of `STEP`, without regard to the context length."""
     if not len(lengths):
         return usual
     length = int(np.percentile(lengths, percentile, method="higher"))
     return min(max_limit, -(-length // STEP) * STEP)
 
 
-def _fit_positions(
+def _fit_context(
     prompt: int, target: int, settings: PrepareSettings, sides: Lengths
 ) -> tuple[int, int]:
-    """Lower the open limits to the model's positions."""
-    positions = settings.room or 0
+    """Lower the limits that are not set, so that both fit into the model's context length."""
+    room = settings.room or 0
     if not sides.size:  # only documents, with prompts of one token
         if settings.max_target_tokens is None:
-            target = max(8, min(target, positions - 1))
+            target = max(_MIN_LIMIT, min(target, room - 1))
         return prompt, target
-    if prompt + target <= positions:
+    if prompt + target <= room:
         return prompt, target
     if settings.max_prompt_tokens is None and settings.max_target_tokens is None:
-        target = min(target, positions - _fewest_cut(sides, positions))
-        return max(8, min(prompt, positions - target)), max(8, target)
+        target = min(target, room - _fewest_cut(sides, room))
+        prompt = min(prompt, room - target)
+        return max(_MIN_LIMIT, prompt), max(_MIN_LIMIT, target)
     if settings.max_prompt_tokens is None:
-        return max(8, positions - target), target
-    return prompt, max(8, positions - prompt)
+        return max(_MIN_LIMIT, room - target), target
+    return prompt, max(_MIN_LIMIT, room - prompt)
 
 
-def _fewest_cut(sides: Lengths, positions: int) -> int:
+def _fewest_cut(sides: Lengths, room: int) -> int:
     """Find the limit of prompts for which the fewest records are cut.
 
-    The limit of targets is the rest of the positions. If several limits cut equally few records,
-    the fewest cut targets decide, because they lose their ends, then the fewest lost tokens.
+    The limit of targets is the rest of `room`. If several limits cut equally few records, the
+    fewest cut targets decide, because a cut target loses its end, then the fewest lost tokens.
 
     >>> short_questions, long_questions = np.array([[9, 60], [400, 300]]), np.array([[400], [99]])
     >>> _fewest_cut(short_questions, 513), _fewest_cut(long_questions, 513)
@@ -332,38 +356,60 @@ def _fewest_cut(sides: Lengths, positions: int) -> int:
     """
 
     def cost(limit: int) -> tuple[int, int, int]:
-        lost = np.maximum(sides - [[limit], [positions - limit]], 0)
+        lost = np.maximum(sides - [[limit], [room - limit]], 0)
         is_cut = lost > 0
         return int(is_cut.any(axis=0).sum()), int(is_cut[1].sum()), int(lost.sum())
 
-    step = max(1, min(STEP, positions // 4))
-    return min(range(step, positions, max(1, step // 8)), key=cost)
+    step = max(1, min(STEP, room // 4))
+    return min(range(step, room, max(1, step // 8)), key=cost)
 
 
-def _describe_limit(
-    side: str, lengths: Lengths, limit: int, usual: int, ideal: int, percentile: int
-) -> str:
-    longest = int(np.percentile(lengths, percentile, method="higher"))
-    text = (
-        f"Longest {side}: {limit:,} tokens, chosen from the data: {percentile} % of "
-        f"{len(lengths):,} sampled {side}s have at most {longest:,}."
-    )
-    if limit < min(ideal, longest):  # the ideal limit is rounded up
-        text += f" The model has no more positions; {ideal:,} would be enough."
-    elif limit < longest:
-        name = (
-            "data.max_prompt_tokens" if side == "prompt" else "data.max_target_tokens"
+@dataclass(frozen=True)
+class _Limit:
+    """Chosen limit on one kind of text, with the numbers that describe it."""
+
+    kind: str  # prompt, target or conversation
+    lengths: Lengths  # [n] tokens of the sampled texts
+    limit: int
+    usual: int  # default limit
+    ideal: int  # limit for a model without a limited context
+
+    def describe(self, percentile: int, room: int | None) -> str:
+        """Describe the limit, and the tokens that it cuts.
+
+        `room` is the model's context length plus one, because the last token is not read.
+        """
+        kind = self.kind
+        longest = int(np.percentile(self.lengths, percentile, method="higher"))
+        text = (
+            f"Longest {kind}: {self.limit:,} tokens, chosen from the data: {percentile} % of "
+            f"{len(self.lengths):,} sampled {kind}s have at most {longest:,}."
         )
-        text += f" The largest limit that is chosen is {MAX_LIMIT:,}. Set {name} for a larger one."
-    if limit != usual and _cut_share(lengths, usual) >= 0.001:
-        text += (
-            f" {usual:,} would cut {_cut_share(lengths, usual):.1%} of the {side} tokens, and "
-            f"{limit:,} cuts {_cut_share(lengths, limit):.1%}."
-        )
-    elif _cut_share(lengths, limit) >= 0.001:
-        text += f" It cuts {_cut_share(lengths, limit):.1%} of the {side} tokens."
-    return text
+        cut_share = self._cut_share(self.limit)
+        if room is not None and self.limit < min(self.ideal, longest):
+            return (
+                f"{text} The model's context length is only {room - 1:,} tokens, so "
+                f"{cut_share:.1%} of the {kind} tokens will be cut. A limit of {self.ideal:,} "
+                "would be enough: use a base model with a longer context length "
+                "(model.start_from) or, for a model from scratch, set a longer one in model.shape."
+            )
+        if self.limit < longest:
+            side = "prompt" if kind == "prompt" else "target"
+            text += (
+                f" The largest limit that is chosen is {MAX_LIMIT:,}. Set data.max_{side}_tokens "
+                "for a larger one."
+            )
+        usual_cut_share = self._cut_share(self.usual)
+        if self.limit != self.usual and usual_cut_share >= _MIN_CUT_SHARE:
+            text += (
+                f" {self.usual:,} would cut {usual_cut_share:.1%} of the {kind} tokens, and "
+                f"{self.limit:,} cuts {cut_share:.1%}."
+            )
+        elif cut_share >= _MIN_CUT_SHARE:
+            text += f" It cuts {cut_share:.1%} of the {kind} tokens."
+        return text
 
-
-def _cut_share(lengths: Lengths, limit: int) -> float:
-    return float(np.maximum(lengths - limit, 0).sum() / max(1, lengths.sum()))
+    def _cut_share(self, limit: int) -> float:
+        """Compute the share of the tokens that a limit cuts."""
+        n_cut = np.maximum(self.lengths - limit, 0).sum()
+        return float(n_cut / max(1, self.lengths.sum()))

@@ -1,4 +1,4 @@
-"""Manifest of a token store, `manifest.json`, with a checksum per file. It is written last."""
+"""Manifest of a token store, `manifest.json`, with the hash of each file. It is written last."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from toque.storage.json_files import KEY, decode_json, seal_of, sealed
 FORMAT = 1
 """Version of the format. It increases when older code cannot read new stores."""
 NAME = "manifest.json"
-# More than a manifest of a million files; limits the reading of forged ones.
+# Limit on the size of untrusted manifests. A manifest of a million files is smaller.
 _MAX_BYTES = 1 << 28
 _SIDES = ("prompt", "target")
 _COLUMN_TYPES = ("float32", "uint8", "uint16", "uint64")
 _END_BYTES = 8  # bytes of an int64, the end of a row
+_MAX_SHOWN = 5  # names in a message
+_PREPARE = "prepare the data again with `toque prepare CONFIG`"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -87,7 +89,7 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     family_kind: str
     tokenizer: TokenizerEntry
     examples: Count  # rows in use
-    rows: Count  # all rows, also duplicates and rows beyond the limits
+    rows: Count  # all rows, including duplicates and rows beyond the limits
     tokens: TokenCounts
     splits: Splits
     records: Records
@@ -97,7 +99,7 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[StoreFile]  # files outside the shards: the split and the tokenizer
     columns: dict[str, str]  # numpy dtypes of the per-example columns, by name
     settings: dict[str, Any]
-    # Counts of sides cut to their limit, and of the tokens that they lost.
+    # Counts of the sides that were cut to their limit, and of the tokens that they lost.
     cut: dict[str, int]
     self_sha256: str  # SHA-256 of this file without these digits
 
@@ -109,8 +111,6 @@ def read_manifest(folder: Path) -> StoreManifest:
         DataError: The manifest is missing, damaged, malicious or of a newer format.
     """
     path = folder / NAME
-    again = "prepare the data again with `toque prepare CONFIG`"
-
     if not path.is_file():
         if (folder / "building.json").is_file():
             raise DataError(
@@ -123,52 +123,57 @@ def read_manifest(folder: Path) -> StoreManifest:
         )
 
     try:
-        if (size := path.stat().st_size) > _MAX_BYTES:
-            raise DataError(
-                f"{path} has {size:,} bytes, but {_MAX_BYTES:,} is the limit. Remove it and "
-                f"{again}."
-            )
-        data = path.read_bytes()
-        content: Any = decode_json(data, object)
-        version = content.get("format") if isinstance(content, dict) else None
-        if not isinstance(version, int) or version > FORMAT:
-            raise DataError(
-                f"{path} has the format {version!r}, but this version of toque reads formats up to "
-                f"{FORMAT}. Use the version of toque that wrote the store, or {again}."
-            )
-        manifest = decode_json(data, StoreManifest)
-        if seal_of(data) != "whole":
-            raise DataError(
-                f"{path} is damaged: its {KEY} does not match. Restore it, or remove it and "
-                f"{again}."
-            )
+        manifest = _decode_manifest(path)
     except (msgspec.DecodeError, OSError) as error:
         raise DataError(
-            f"{path} is not the manifest of a token store: {error}. Remove it and {again}."
+            f"{path} is not the manifest of a token store: {error}. Remove it and {_PREPARE}."
         ) from error
-
-    for fault in _faults(manifest):
+    for problem in _find_problems(manifest):
         raise DataError(
-            f"{path} {fault}. The store is damaged or malicious. Remove it and {again}."
+            f"{path} {problem}. The store is damaged or malicious. Remove it and {_PREPARE}."
         )
     return manifest
 
 
-def _faults(manifest: StoreManifest) -> Iterator[str]:
-    """Yield the faults of an untrusted manifest: files outside the store and false numbers."""
+def _decode_manifest(path: Path) -> StoreManifest:
+    """Read a manifest, and check its size, format and hash."""
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise DataError(
+            f"{path} has {size:,} bytes, but {_MAX_BYTES:,} is the limit. Remove it and "
+            f"{_PREPARE}."
+        )
+    data = path.read_bytes()
+    # Check the format first, because a newer format may have other fields.
+    content: Any = decode_json(data, object)
+    version = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(version, int) or version > FORMAT:
+        raise DataError(
+            f"{path} has the format {version!r}, but this version of toque reads formats up to "
+            f"{FORMAT}. Use the version of toque that wrote the store, or {_PREPARE}."
+        )
+    manifest = decode_json(data, StoreManifest)
+    if seal_of(data) != "whole":
+        raise DataError(
+            f"{path} is damaged: its {KEY} does not match. Restore it, or remove it and "
+            f"{_PREPARE}."
+        )
+    return manifest
+
+
+def _find_problems(manifest: StoreManifest) -> Iterator[str]:
+    """Yield problems of an untrusted manifest: files outside the store and false numbers."""
     names = [entry.file for entry in [*manifest.shards, *manifest.files]]
     for name in names:
-        if (
-            not {"", ".", ".."}.isdisjoint(name.split("/"))
-            or "\0" in name
-            or "\\" in name
-        ):
+        leaves_folder = not {"", ".", ".."}.isdisjoint(name.split("/"))
+        if leaves_folder or "\0" in name or "\\" in name:
             yield f"lists the file {name!r}, which is not in the store's folder"
     for entry in manifest.shards:
         if len(entry.file.split("/")) != 3 or not entry.file.startswith("shards/"):
             yield f"lists {entry.file!r} as a file of a shard, which must be shards/NAME/FILE"
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
-        yield f"lists {', '.join(repeated[:5])} more than once"
+        yield f"lists {', '.join(repeated[:_MAX_SHOWN])} more than once"
+
     wrong = {
         name: kind
         for name, kind in manifest.columns.items()
@@ -176,6 +181,8 @@ def _faults(manifest: StoreManifest) -> Iterator[str]:
     }
     if wrong:
         yield f"has columns of types other than {', '.join(_COLUMN_TYPES)}: {wrong}"
+
+    # Arrays are allocated for the rows, so the files must be large enough for their ends.
     n_bytes = {entry.file: entry.bytes for entry in manifest.shards}
     for entry in manifest.shards:
         shard = entry.file.rpartition("/")[0]
@@ -190,25 +197,24 @@ def _faults(manifest: StoreManifest) -> Iterator[str]:
 def manifest_bytes(manifest: StoreManifest) -> bytes:
     """Encode a manifest as indented JSON, with its own hash last."""
     blank = msgspec.structs.replace(manifest, self_sha256="")
-    return sealed(
-        msgspec.json.format(msgspec.json.encode(blank, order="deterministic"), indent=1)
-    )
+    content = msgspec.json.encode(blank, order="deterministic")
+    return sealed(msgspec.json.format(content, indent=1))
 
 
 def form_of(readers: Iterable[str]) -> Form:
     """Derive the form of a store from the recorded names of its readers.
 
-    The first that occurs counts: recipes, conversations, pairs, documents.
+    If the readers have several forms, the first in this order counts: recipes, conversations,
+    pairs, documents.
     """
-    # The recorded name may end with an encoding.
+    # A recorded name may end with an encoding, so compare its start.
     documents = (TextReader().recorded_name, TokenReader.recorded_name, DOCUMENTS)
     names = list(readers)
     others = [name for name in names if not name.startswith(documents)]
     if names and not others:
         return "documents"
-    if not others or not all(
-        name.startswith((PAIRS, CONVERSATIONS)) for name in others
-    ):
+    is_of_texts = [name.startswith((PAIRS, CONVERSATIONS)) for name in others]
+    if not others or not all(is_of_texts):
         return "recipes"
     has_conversations = any(name.startswith(CONVERSATIONS) for name in others)
     return "conversations" if has_conversations else "pairs"

@@ -1,6 +1,6 @@
 """Token column: the prompts or the targets of all rows of a store.
 
-Ids are cut and joined as bytes, which takes a fifth of the time that arrays take.
+Ids are cut and joined as bytes, which takes a fifth of the time of the same work on arrays.
 """
 
 from __future__ import annotations
@@ -11,25 +11,32 @@ import resource
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.array_types import Ints
 from toque.errors import DataError
 from toque.storage.array_headers import read_npy_header
 
 Ids = NDArray[np.generic]
-_OTHER_FILES: Final = 128  # file descriptors that the rest of the program may need
+_OTHER_FILES = 128  # file descriptors that the rest of the program may need
 
 
 class TokenColumn:
-    """Prompts or targets of all rows. `bounds` are the first rows of the shards, then `n_rows`.
+    """Prompts or targets of all rows.
 
-    Ids are read with `pread`, so memory does not grow with the store, and a truncated file raises
-    an error. Reading past the end of a memory map would kill the process.
+    Ids are read with `pread`, so the memory does not depend on the store's size, and a truncated
+    file raises an error. Reading past the end of a memory map would kill the process.
+
+    Args:
+        name: "prompt", "target" or "spans".
+        shards: The folders of the shards.
+        bounds: The first row of each shard, followed by the number of all rows.
+        dtype: The type of the ids.
     """
 
     def __init__(
@@ -44,22 +51,11 @@ class TokenColumn:
         self._shards = shards
         self._bounds = bounds
         self.lengths = np.zeros(bounds[-1], np.int32)  # [rows] tokens per row
-        # [rows] index of the first id in the shard.
+        # [rows] index of each row's first id in the shard.
         self._starts = np.zeros(bounds[-1], np.uint32)
         for shard, (first, last) in zip(shards, pairwise(bounds), strict=True):
-            path = shard / f"{name}_ends.npy"
-            ends = mapped_array(path)
-            lengths = np.diff(ends, prepend=0)
-            if (
-                len(ends) != last - first
-                or (lengths < 0).any()
-                or ends[-1:].sum() >= 1 << 32
-            ):
-                raise DataError(
-                    f"{path} must have {last - first} ascending numbers below 2^32, the ends of "
-                    "the rows. The store is damaged. Prepare the data again."
-                )
-            self.lengths[first:last] = lengths
+            ends = _read_ends(shard / f"{name}_ends.npy", last - first)
+            self.lengths[first:last] = np.diff(ends, prepend=0)
             self._starts[first + 1 : last] = ends[:-1]
         # File descriptor and offset of the first id, by shard.
         self.opened: dict[int, tuple[int, int]] = {}
@@ -69,8 +65,8 @@ class TokenColumn:
         """Read the ids of a row of `shard`."""
         return self.pieces(np.array([row]), [shard]).joined()
 
-    def pieces(self, rows: NDArray[np.int64], shards: Sequence[int]) -> Pieces:
-        """Read the ids of rows. `shards` has the shard of each row."""
+    def pieces(self, rows: Ints, shards: Sequence[int]) -> Pieces:
+        """Read the ids of rows. `shards` is the shard of each row."""
         opened = self.opened
         for shard in set(shards).difference(opened):
             self._open(shard)
@@ -78,28 +74,30 @@ class TokenColumn:
         sizes = (lengths * self.dtype.itemsize).tolist()
         starts = (self._starts[rows] * np.int64(self.dtype.itemsize)).tolist()
         try:
-            parts = [
-                os.pread(opened[shard][0], size, opened[shard][1] + start)
-                for shard, start, size in zip(shards, starts, sizes, strict=True)
-            ]
+            parts = []
+            for shard, start, size in zip(shards, starts, sizes, strict=True):
+                descriptor, offset = opened[shard]
+                parts.append(os.pread(descriptor, size, offset + start))
         except OSError as error:
             raise DataError(
-                f"A file of the store cannot be read: {error.strerror}."
+                f"The ids in {self._shards[0].parent} cannot be read: {error.strerror}. "
+                "Check the disk."
             ) from error
         if sum(map(len, parts)) != sum(sizes):
-            cut = next(
-                s for s, p, n in zip(shards, parts, sizes, strict=True) if len(p) < n
-            )
+            is_short = [
+                len(part) < size for part, size in zip(parts, sizes, strict=True)
+            ]
             raise DataError(
-                f"{self._path(cut)} was truncated while it was being read. Another process writes "
-                "to the store. Restore the file or prepare the data again, then continue with the "
-                "same command."
+                f"{self._path(shards[is_short.index(True)])} was truncated while it was being "
+                "read. Another process writes to the store. Restore the file or prepare the data "
+                "again, then continue with the same command."
             )
         return Pieces(lengths, parts, self.dtype)
 
     def _open(self, shard: int) -> None:
+        """Check the ids of a shard, and open its file."""
         path = self._path(shard)
-        ids = mapped_array(path)
+        ids = map_array(path)
         if ids.dtype != self.dtype:
             raise DataError(
                 f"{path} has ids of type {ids.dtype}, but the first ids of the store have type "
@@ -109,7 +107,8 @@ class TokenColumn:
         n_ids = int(self.lengths[first:last].sum(dtype=np.int64))
         if len(ids) != n_ids:
             raise DataError(
-                f"{path} has {len(ids)} ids, but its rows have {n_ids}. Prepare the data again."
+                f"{path} has {len(ids)} ids, but its rows have {n_ids}. The store is damaged. "
+                "Prepare the data again."
             )
         try:
             _allow_open_files(2 * len(self.opened) + _OTHER_FILES)
@@ -123,6 +122,18 @@ class TokenColumn:
 
     def _path(self, shard: int) -> Path:
         return self._shards[shard] / f"{self.name}_tokens.npy"
+
+
+def _read_ends(path: Path, n_rows: int) -> NDArray[np.generic]:
+    """Read the ends of a shard's rows, and check that they are ascending."""
+    ends = map_array(path)
+    is_ascending = bool((np.diff(ends, prepend=0) >= 0).all())
+    if len(ends) != n_rows or not is_ascending or ends[-1:].sum() >= 1 << 32:
+        raise DataError(
+            f"{path} must have {n_rows} ascending numbers below 2^32, the ends of the rows. The "
+            "store is damaged. Prepare the data again."
+        )
+    return ends
 
 
 def _close(opened: dict[int, tuple[int, int]]) -> None:
@@ -139,8 +150,8 @@ def _allow_open_files(n: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def mapped_array(path: Path) -> NDArray[np.generic]:
-    """Map a one-dimensional `.npy` file read-only. The size in its header must be the file's.
+def map_array(path: Path) -> NDArray[np.generic]:
+    """Map a one-dimensional `.npy` file read-only. Its header must declare the file's size.
 
     Raises:
         DataError: The file cannot be read or is damaged.
@@ -167,15 +178,15 @@ def mapped_array(path: Path) -> NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Prompts or targets of several examples, as bytes."""
+    """Prompts or targets of several examples, each as bytes."""
 
-    lengths: NDArray[np.int64]  # [examples] ids per example
+    lengths: Ints  # [examples] ids per example
     parts: Sequence[bytes]  # ids of each example
     dtype: np.dtype[np.generic]
 
     @classmethod
-    def of(cls, ids: Iterable[Ids]) -> Self:
-        """Collect arrays of any integer type, one per example."""
+    def from_arrays(cls, ids: Iterable[Ids]) -> Self:
+        """Convert arrays of any integer type, one per example."""
         arrays = [np.asarray(array, np.int64) for array in ids]
         lengths = np.array([len(array) for array in arrays], np.int64)
         return cls(lengths, [array.tobytes() for array in arrays], np.dtype(np.int64))
@@ -183,12 +194,12 @@ class Pieces:
     def joined(self, gaps: Iterable[tuple[int, int]] = ()) -> Ids:
         """Concatenate the ids. A gap (i, n) inserts n zeros after example i.
 
-        >>> three = Pieces.of([np.array([7, 8]), np.array([5]), np.array([9, 6])])
+        >>> three = Pieces.from_arrays([np.array([7, 8]), np.array([5]), np.array([9, 6])])
         >>> three.joined([(1, 1), (2, 2)]).tolist()
         [7, 8, 5, 0, 9, 6, 0, 0]
         """
         size = self.dtype.itemsize
-        parts: list[bytes] = [b""] * (2 * len(self.parts))
+        parts = list(repeat(b"", 2 * len(self.parts)))
         parts[::2] = self.parts
         for example, n in gaps:
             parts[2 * example + 1] = bytes(n * size)
@@ -197,20 +208,17 @@ class Pieces:
     def without_last(self) -> Pieces:
         """Drop the last id of each example. No example may be empty."""
         size = self.dtype.itemsize
-        return Pieces(
-            self.lengths - 1, [part[:-size] for part in self.parts], self.dtype
-        )
+        parts = [part[:-size] for part in self.parts]
+        return Pieces(self.lengths - 1, parts, self.dtype)
 
     def last(self) -> Ids:
         """Return the last id of each example, [examples]. No example may be empty."""
         size = self.dtype.itemsize
-        return np.frombuffer(
-            b"".join([part[-size:] for part in self.parts]), self.dtype
-        )
+        last_ids = b"".join([part[-size:] for part in self.parts])
+        return np.frombuffer(last_ids, self.dtype)
 
     def followed_by(self, other: Pieces) -> Pieces:
-        """Append the ids of each example of `other`, which must have the same type."""
+        """Append to each example the ids of the same example of `other`, of the same type."""
         pairs = zip(self.parts, other.parts, strict=True)
-        return Pieces(
-            self.lengths + other.lengths, [b"".join(p) for p in pairs], self.dtype
-        )
+        parts = [b"".join(pair) for pair in pairs]
+        return Pieces(self.lengths + other.lengths, parts, self.dtype)

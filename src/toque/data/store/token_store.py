@@ -23,13 +23,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.array_types import Ints
 from toque.data.store.store_manifest import StoreFile, StoreManifest, read_manifest
-from toque.data.store.token_column import Pieces, TokenColumn, mapped_array
+from toque.data.store.token_column import Ids, Pieces, TokenColumn, map_array
 from toque.errors import DataError
 from toque.storage.atomic import sha256_of
 from toque.storage.locks import AcquiredLock, file_lock, is_shared, shared_lock
@@ -41,31 +42,28 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation"]
 SPLIT_CODES: dict[Split, int] = {"train": 0, "validation": 1}
 LEFT_OUT = 255
-SPANS: Final = "spans"
-LOCK: Final = ".lock"
+SPANS = "spans"
+LOCK = ".lock"
 """Lock file. A writer locks it exclusively, and training runs share the lock."""
 
 
 class TokenStore:
-    """Rows of prompt and target ids. A file of the store is opened when it is first read."""
+    """Rows of prompt and target ids. Each file of the store is opened when it is first read."""
 
     def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.path = folder
         self.manifest = manifest
         self.fingerprint = manifest.fingerprint
         self.n_rows = manifest.rows
-        rows_of = {f.file.split("/")[1]: f.examples for f in manifest.shards}
-        self._shards = list(rows_of)
-        # First row of each shard, then all rows.
-        self._bounds = [
-            0,
-            *accumulate(rows_of.values()),
-        ]
+        rows_of_shard = {f.file.split("/")[1]: f.examples for f in manifest.shards}
+        self._shards = list(rows_of_shard)
+        # First row of each shard, then the number of all rows.
+        self._bounds = [0, *accumulate(rows_of_shard.values())]
         self._files = {f.file for f in manifest.shards}
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = False) -> TokenStore:
-        """Open the store at `folder` and check its files: sizes, and with `verify` hashes."""
+        """Open the store at `folder`, and check its files: sizes, and with `verify` hashes."""
         folder = Path(folder)
         refuse_links(folder, DataError)
         manifest = read_manifest(folder)
@@ -93,70 +91,74 @@ class TokenStore:
         """Split of each row (0 train, 1 validation, 255 left out), uint8 [n_rows]."""
         return _read_column(self.path / "split.npy", np.dtype(np.uint8), self.n_rows)
 
-    def rows(self, split: Split) -> NDArray[np.int64]:
+    def rows(self, split: Split) -> Ints:
         """List the rows of a split in ascending order."""
         return np.flatnonzero(self.split == SPLIT_CODES[split])
 
-    def prompt(self, row: int, /) -> NDArray[np.generic]:
+    def prompt(self, row: int, /) -> Ids:
         """Read the prompt ids of a row."""
         return self._read_row(self._sides[0], row)
 
-    def target(self, row: int, /) -> NDArray[np.generic]:
+    def target(self, row: int, /) -> Ids:
         """Read the target ids of a row."""
         return self._read_row(self._sides[1], row)
 
-    def sides(self, rows: NDArray[np.int64]) -> tuple[Pieces, Pieces]:
+    def sides(self, rows: Ints) -> tuple[Pieces, Pieces]:
         """Read the prompts and targets of many rows.
 
         Raises:
             IndexError: A row does not exist.
         """
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.n_rows:
-            raise IndexError(f"rows {rows.tolist()} of a store with {self.n_rows} rows")
+            raise IndexError(
+                f"The store has {self.n_rows} rows, but the rows {rows.tolist()} were requested."
+            )
         shards = (np.searchsorted(self._bounds, rows, side="right") - 1).tolist()
         prompts, targets = self._sides
         return prompts.pieces(rows, shards), targets.pieces(rows, shards)
 
     @property
     def has_spans(self) -> bool:
-        """True for a store of conversations, which may have targets that are not learnt in full."""
+        """True for a store of conversations, where some target tokens may have no loss."""
         return self._spans is not None
 
     def spans(self, row: int, /) -> list[int]:
-        """Read the lengths of a target's spans, which are learnt and not learnt in turns.
+        """Read the lengths of a target's spans, with and without loss in turns.
 
-        [] means that the entire target is learnt. Only conversations of several answers have spans.
+        [] means that the entire target has a loss. Only conversations of several answers have
+        spans.
         """
         if self._spans is None:
             return []
         lengths: list[int] = self._read_row(self._spans, row).tolist()
         return lengths
 
-    def prompt_and_answer(
-        self, row: int, /
-    ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    def prompt_and_answer(self, row: int, /) -> tuple[Ids, Ids]:
         """Read the prompt and answer of a row.
 
         The prompt of a conversation is everything before its last answer.
         """
         prompt = self.prompt(row)
         target = self.target(row)
-        if not (spans := self.spans(row)):
+        spans = self.spans(row)
+        if not spans:
             return prompt, target
-        return np.concatenate([prompt, target[: -spans[-1]]]), target[-spans[-1] :]
+        answer_length = spans[-1]
+        earlier = target[:-answer_length]
+        return np.concatenate([prompt, earlier]), target[-answer_length:]
 
-    def learnt_ids(self, row: int, /) -> NDArray[np.generic]:
-        """Read the target ids of a row that are learnt."""
+    def learnt_ids(self, row: int, /) -> Ids:
+        """Read the target ids of a row that have a loss."""
         target = self.target(row)
-        is_learnt = np.ones(len(target), np.bool_)
+        has_loss = np.ones(len(target), np.bool_)
         for start, stop in unlearnt_spans(self.spans(row)):
-            is_learnt[start:stop] = False
-        ids: NDArray[np.generic] = target[is_learnt]
+            has_loss[start:stop] = False
+        ids: Ids = target[has_loss]
         return ids
 
     @cached_property
     def learnt_lengths(self) -> NDArray[np.int32]:
-        """Target tokens per row that are learnt, int32 [n_rows]."""
+        """Target tokens with loss per row, int32 [n_rows]."""
         if self._spans is None:
             return self.target_lengths
         unlearnt = [self._unlearnt_lengths(index) for index in range(len(self._shards))]
@@ -164,14 +166,15 @@ class TokenStore:
         return lengths
 
     def _unlearnt_lengths(self, shard: int) -> NDArray[np.int32]:
-        """Count the tokens of a shard's targets that are not learnt: every second span."""
-        spans = mapped_array(self._shard(shard) / f"{SPANS}_tokens.npy").astype(
-            np.int64
-        )
-        ends = mapped_array(self._shard(shard) / f"{SPANS}_ends.npy").astype(np.int64)
+        """Count the target tokens without loss per row of a shard: every second span."""
+        folder = self._shard(shard)
+        spans = map_array(folder / f"{SPANS}_tokens.npy").astype(np.int64)
+        ends = map_array(folder / f"{SPANS}_ends.npy").astype(np.int64)
         n_spans = np.diff(ends, prepend=0)
         starts = np.repeat(ends - n_spans, n_spans)
-        spans[(np.arange(len(spans)) - starts) % 2 == 0] = 0
+        # The first span of a row has a loss, the second has none, and so on.
+        has_loss = (np.arange(len(spans)) - starts) % 2 == 0
+        spans[has_loss] = 0
         sums = np.append(0, spans.cumsum())
         return np.diff(sums[ends], prepend=0).astype(np.int32)
 
@@ -188,16 +191,17 @@ class TokenStore:
             )
         dtype = np.dtype(self.manifest.columns[name])
         counts = np.diff(self._bounds).tolist()
-        parts = [
-            _read_column(self._shard(i) / f"{name}.npy", dtype, counts[i])
-            if f"shards/{shard}/{name}.npy" in self._files
-            else np.full(counts[i], np.nan, np.float32)
-            for i, shard in enumerate(self._shards)
-        ]
-        return np.concatenate([np.empty(0, dtype), *parts])
+        parts: list[NDArray[Any]] = [np.empty(0, dtype)]
+        for i, shard in enumerate(self._shards):
+            if f"shards/{shard}/{name}.npy" in self._files:
+                path = self._shard(i) / f"{name}.npy"
+                parts.append(_read_column(path, dtype, counts[i]))
+            else:
+                parts.append(np.full(counts[i], np.nan, np.float32))
+        return np.concatenate(parts)
 
     def codec(self) -> Codec:
-        """Load the codec of the ids once."""
+        """Load the store's codec once, and return it."""
         return self._codec
 
     @cached_property
@@ -217,21 +221,27 @@ class TokenStore:
     def _sides(self) -> tuple[TokenColumn, TokenColumn]:
         dtype: np.dtype[np.generic] = np.dtype(np.uint32)
         if self._shards:
-            dtype = mapped_array(self._shard(0) / "prompt_tokens.npy").dtype
+            dtype = map_array(self._shard(0) / "prompt_tokens.npy").dtype
         return self._token_column("prompt", dtype), self._token_column("target", dtype)
 
     @cached_property
     def _spans(self) -> TokenColumn | None:
-        if (
-            not self._shards
-            or f"shards/{self._shards[0]}/{SPANS}_ends.npy" not in self._files
-        ):
+        if not self._shards:
+            return None
+        if f"shards/{self._shards[0]}/{SPANS}_ends.npy" not in self._files:
             return None
         return self._token_column(SPANS, np.dtype(np.uint32))
 
-    def _read_row(self, column: TokenColumn, row: int) -> NDArray[np.generic]:
+    def _read_row(self, column: TokenColumn, row: int) -> Ids:
+        """Read the ids of a row.
+
+        Raises:
+            IndexError: The row does not exist.
+        """
         if not 0 <= row < self.n_rows:
-            raise IndexError(f"row {row} of a store with {self.n_rows} rows")
+            raise IndexError(
+                f"The store has {self.n_rows} rows, but row {row} was requested."
+            )
         return column.row(int(row), bisect_right(self._bounds, row) - 1)
 
 
@@ -241,7 +251,7 @@ def span_bounds(spans: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def unlearnt_spans(spans: Sequence[int]) -> list[tuple[int, int]]:
-    """List start and stop of the spans that are not learnt, from the lengths of all spans.
+    """List the start and stop of each span without loss, from the lengths of all spans.
 
     >>> unlearnt_spans([6, 14, 4])
     [(6, 20)]
@@ -250,7 +260,8 @@ def unlearnt_spans(spans: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _read_column(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    column = mapped_array(path)
+    """Read a column, and check its type and length."""
+    column = map_array(path)
     if column.dtype != dtype or len(column) != count:
         raise DataError(
             f"{path} must have {count:,} numbers of type {dtype}, not {len(column):,} of type "
@@ -263,9 +274,9 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
     """Check the size of every file, because reading past the end of a map kills the process.
 
     Args:
-        folder: The store.
-        entries: The files by its manifest.
-        verify: Also check the hashes.
+        folder: The folder of the store.
+        entries: The manifest's entries of the files to check.
+        verify: Whether to check the hashes too.
 
     Raises:
         DataError: A file is missing, damaged or outside the folder.
@@ -273,7 +284,7 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
     again = "Restore the file, or remove the store and prepare the data again."
     inside = folder.resolve()
 
-    # Text is faster: a `Path` for each of thousands of files takes half a second.
+    # Work on text, because a `Path` for each of thousands of files takes half a second.
     paths = {entry.file: f"{folder}/{entry.file}" for entry in entries}
     parents = {path.rpartition("/")[0] for path in paths.values()}
     linked = {p for p in parents if not Path(p).resolve().is_relative_to(inside)}
@@ -306,7 +317,10 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
 
 @contextmanager
 def pinned_store(folder: Path) -> Iterator[None]:
-    """Prevent `prepare` from replacing the store. Without locks, `refuse_replaced` reports it."""
+    """Prevent `prepare` from replacing the store.
+
+    On a file system without locks, `refuse_replaced` detects a replaced store.
+    """
 
     def refuse(holder: str) -> None:
         raise DataError(
@@ -319,7 +333,7 @@ def pinned_store(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def store_to_write(store: Path) -> Iterator[AcquiredLock]:
-    """Lock the store, so that two commands do not write it at the same time."""
+    """Lock the store, so that no other command writes it and no training run reads it."""
     lock_file = store / LOCK
 
     def refuse(holder: str) -> None:
@@ -338,7 +352,7 @@ def store_to_write(store: Path) -> Iterator[AcquiredLock]:
 
 
 def check_tokenizer(store: TokenStore) -> None:
-    """Compare the files of the store's tokenizer with its manifest."""
+    """Check that the files of the store's tokenizer equal their hashes in the manifest."""
     entries = [
         entry for entry in store.manifest.files if entry.file.startswith("tokenizer/")
     ]
@@ -354,10 +368,8 @@ def refuse_replaced(store: TokenStore) -> None:
     original = store.manifest
     try:
         current = read_manifest(store.path)
-        if (current.fingerprint, current.tokenizer) == (
-            original.fingerprint,
-            original.tokenizer,
-        ):
+        is_same_data = current.fingerprint == original.fingerprint
+        if is_same_data and current.tokenizer == original.tokenizer:
             check_tokenizer(store)
             return
         problem = f"its fingerprint is now {current.fingerprint[:12]}"

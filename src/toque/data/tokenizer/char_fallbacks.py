@@ -35,10 +35,11 @@ _SAME_FOR: dict[str, str] = {
     "x": "×",
     "u": "µμ",
 }
-"""Characters with a single stand-in, by stand-in."""
+"""Characters with one stand-in, by stand-in."""
 _LETTERS = "æ:ae Æ:Ae œ:oe Œ:Oe ø:o Ø:O å:a ß:ss ð:d Ð:D þ:th Þ:Th đ:d Đ:D ł:l Ł:L ı:i"
-"""Letters and their stand-ins."""
-# The first candidate in the vocabulary is the stand-in of a character.
+"""Letters with their stand-ins."""
+_PRIVATE = "\ue123"  # a character of private use
+# Candidates for the stand-in of a character. The first one in the vocabulary is used.
 _STAND_INS: dict[str, tuple[str, ...]] = {
     **{char: (stand_in,) for stand_in, chars in _SAME_FOR.items() for char in chars},
     **{pair[0]: (pair[2:],) for pair in _LETTERS.split()},
@@ -57,10 +58,10 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
 
 
 class Rewriter:
-    """Replacement of characters that a tokenizer lacks. Rewriting twice changes nothing more.
+    """Replacement of characters that a tokenizer lacks. Rewriting does not change a rewritten text.
 
-    If the tokenizer would read "<|endoftext|>" in a scraped page as the special token, the text
-    gets a space after its first character.
+    If the tokenizer would read "<|endoftext|>" in a scraped page as the special token, a space is
+    inserted after its first character.
     """
 
     def __init__(
@@ -70,23 +71,18 @@ class Rewriter:
         self.unk_id = unk_id
         self._table = _Table(self)
         # Most normalizers fold characters (NFC, NFKC, a SentencePiece map). Llama's only writes
-        # spaces as "▁". Its decoder reverts that, so the text stays as it is.
+        # spaces as "▁", and its decoder reverts that, so its normalizer need not be applied.
         normalizer = tokenizer.normalizer
         self.folds = normalizer is not None and normalizer.normalize_str("a b") == "a b"
-        # No learnt vocabulary has characters of private use, unless it has all bytes.
-        is_limited = unk_id is not None and not self._can_encode("\ue123")
-        self._is_limited = is_limited
-        self._splits_fractions = is_limited and not self._can_encode("½")
+        # A learnt vocabulary has no character of private use, unless it has all bytes.
+        self._is_limited = unk_id is not None and not self._can_encode(_PRIVATE)
+        self._splits_fractions = self._is_limited and not self._can_encode("½")
         self._word = lru_cache(maxsize=1 << 16)(self._rewrite_word)
 
-        ascii_chars = list(map(chr, range(128)))
-        odd = set[str]()
-        if is_limited or self.folds:
-            odd = {c for c in ascii_chars if not c.isprintable() and c != "\n"}
-        if is_limited:
-            odd |= {c for c in ascii_chars if c != "\n" and not self._can_encode(c)}
+        ascii_chars = set(map(chr, range(128)))
+        odd = self._odd_characters(ascii_chars - {"\n"})
         self._odd_ascii = "".join(odd).encode()
-        plain = "".join(c for c in ascii_chars if c not in odd)
+        plain = "".join(sorted(ascii_chars - odd))
         self._odd = re.compile(f"[^{re.escape(plain)}]")
 
         self.misread = sorted(filter(self._is_misread, specials), key=len, reverse=True)
@@ -94,18 +90,26 @@ class Rewriter:
         self._specials = re.compile(pattern) if pattern else None
         self._first_of_specials = {special[0] for special in self.misread}
 
+    def _odd_characters(self, chars: set[str]) -> set[str]:
+        """Select the characters that rewriting may change."""
+        odd = set[str]()
+        if self._is_limited or self.folds:
+            odd |= {char for char in chars if not char.isprintable()}
+        if self._is_limited:
+            odd |= {char for char in chars if not self._can_encode(char)}
+        return odd
+
     def _can_encode(self, text: str) -> bool:
-        return (
-            self.unk_id not in self.tokenizer.encode(text, add_special_tokens=False).ids
-        )
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self.unk_id not in ids
 
     def __call__(self, text: str) -> str:
         """Replace the characters that the vocabulary lacks: "1½ ñ" becomes "1 1/2 n"."""
         text = self._rewrite(text)
-        # Searching for one character takes a hundredth of the time of the pattern.
-        if self._specials is not None and any(
-            c in text for c in self._first_of_specials
-        ):
+        if self._specials is None:
+            return text
+        # Searching for one character takes a hundredth of the pattern's time.
+        if any(char in text for char in self._first_of_specials):
             text = self._specials.sub(
                 lambda match: f"{match[0][0]} {match[0][1:]}", text
             )
@@ -116,13 +120,15 @@ class Rewriter:
         return self._is_limited and self.stand_in(char) == ""
 
     def gaps(self) -> list[str]:
-        """List patterns of positions at which rewriting first inserts a space."""
+        """List patterns of the positions where rewriting first inserts a space."""
         return [_MIXED_NUMBER.pattern] if self._splits_fractions else []
 
     def stand_ins(self) -> dict[str, list[str]]:
-        """List the characters of Unicode that each stand-in replaces, by stand-in."""
-        chars_of: dict[str, list[str]] = {}
-        for code in range(sys.maxunicode + 1) if self._is_limited else ():
+        """List the Unicode characters that rewriting replaces, by stand-in."""
+        chars_of_stand_in: dict[str, list[str]] = {}
+        if not self._is_limited:
+            return chars_of_stand_in
+        for code in range(sys.maxunicode + 1):
             if 0xD800 <= code <= 0xDFFF:  # half of a surrogate pair, which is not text
                 continue
             char = chr(code)
@@ -130,8 +136,8 @@ class Rewriter:
             has_no_use = unicodedata.category(char) in {"Co", "Cn"}
             stand_in = "" if has_no_use else self.stand_in(char)
             if stand_in is not None and stand_in != char:
-                chars_of.setdefault(stand_in, []).append(char)
-        return chars_of
+                chars_of_stand_in.setdefault(stand_in, []).append(char)
+        return chars_of_stand_in
 
     def lost(self, texts: Iterable[str]) -> Counter[str]:
         """Count the characters without a stand-in in rewritten texts."""
@@ -145,6 +151,7 @@ class Rewriter:
         )
 
     def _rewrite(self, text: str) -> str:
+        """Rewrite a text, except for special tokens."""
         if self._is_plain(text):
             return text
         # Some vocabularies (T5's) fold a line break into a space, so fold each line alone.
@@ -154,7 +161,10 @@ class Rewriter:
         )
 
     def _rewrite_line(self, line: str) -> str:
-        # Few words need rewriting, and they repeat.
+        """Rewrite the words of a line that have odd characters.
+
+        Few words need rewriting, and they repeat, so each rewritten word is cached.
+        """
         parts = []
         end = 0
         for odd in self._odd.finditer(line):
@@ -172,6 +182,7 @@ class Rewriter:
         return "".join(parts) + line[end:]
 
     def _rewrite_word(self, word: str) -> str:
+        """Fold a word, and replace its characters that the vocabulary lacks."""
         if self._splits_fractions:
             word = _MIXED_NUMBER.sub(" ", word)
         word = self._fold(word)
@@ -182,11 +193,12 @@ class Rewriter:
         return rewritten if rewritten == word else self._fold(rewritten)
 
     def _fold(self, line: str) -> str:
-        return (
-            str(self.tokenizer.normalizer.normalize_str(line)) if self.folds else line
-        )
+        if not self.folds:
+            return line
+        return str(self.tokenizer.normalizer.normalize_str(line))
 
     def _is_plain(self, text: str) -> bool:
+        """Check if rewriting certainly does not change a text."""
         odd = self._odd_ascii
         if not odd:
             return True
@@ -194,7 +206,10 @@ class Rewriter:
         return text.isascii() and len(text.encode().translate(None, odd)) == len(text)
 
     def stand_in(self, char: str) -> str | None:
-        """Find the stand-in of `char`: itself if the vocabulary has it, None without any."""
+        """Find the stand-in of `char`. A character in the vocabulary is its own stand-in.
+
+        If there is no stand-in, return None.
+        """
         if char.isspace() or self._can_encode(char):
             return char
         for candidate in _STAND_INS.get(char, ()):
@@ -206,9 +221,12 @@ class Rewriter:
         if parts == char:
             return None
         stand_ins = [self.stand_in(part) for part in parts]
-        return None if None in stand_ins else "".join(filter(None, stand_ins))
+        if None in stand_ins:
+            return None
+        return "".join(filter(None, stand_ins))
 
     def _is_misread(self, special: str) -> bool:
+        """Check if the tokenizer reads a special token's text as the special token."""
         token = self.tokenizer.token_to_id(special)
         ids = self.tokenizer.encode(f"a {special} b", add_special_tokens=False).ids
         return len(special) > 1 and token in ids and self._rewrite(special) == special

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
+from toque.data.array_types import Ints
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.tokenizer_folder import (
     END_IDS,
@@ -36,10 +36,11 @@ FamilyKind = Literal["decoder", "encoder-decoder"]
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
 _PROBE = "Fold\n\n- 2 eggs\n1. Stir."
-_SAMPLE_TEXTS = 32  # texts per batch for which the ids of the cache are checked
-# Characters checked per text: an entire recipe, the beginning of a book.
+_SAMPLE_TEXTS = 32  # texts per call for which the ids of the cache are checked
+# Characters checked per text: an entire recipe, or the beginning of a book.
 _SAMPLE_CHARS = 4096
-_CONTEXT_IDS = 8  # ids before a token that decide its text: a character's bytes, a line's beginning
+# Ids before a token that decide its text: the bytes of a character, or the beginning of a line.
+_CONTEXT_IDS = 8
 
 
 class Codec:
@@ -57,32 +58,58 @@ class Codec:
         tokenizer.no_padding()
         self.name = source.name
         self._tokenizer = tokenizer
-
-        ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
-        has_newline = tokenizer.decode(ids, skip_special_tokens=False) == _PROBE
-        # The line-break marker, None if the vocabulary has "\n".
-        self.newline_id = None if has_newline else _newline_token(tokenizer)
-        self.tokenizer_json = source.json  # the content of tokenizer.json in `save`
-        if self.newline_id is None and not has_newline:
-            tokenizer.add_special_tokens(
-                [AddedToken(NEWLINE, special=True, normalized=False)]
-            )
-            self.newline_id = _id_of(tokenizer, NEWLINE)
-            self.tokenizer_json = tokenizer.to_str()
-        self.sha256 = hashlib.sha256(self.tokenizer_json.encode()).hexdigest()
-
         # Settings of tokenizer_config.json, without classes and special tokens.
         self.settings: Mapping[str, Any] = source.settings
+        self.special_tokens = dict(source.special_tokens)
+
+        self._set_newline(source.json)
+        self.sha256 = hashlib.sha256(self.tokenizer_json.encode()).hexdigest()
         n_entries = int(tokenizer.get_vocab_size())
         if None in map(tokenizer.id_to_token, range(n_entries)):  # the ids have gaps
             n_entries = max(tokenizer.get_vocab().values()) + 1
         self.vocab_size = n_entries  # entries, including an added marker
-        self.special_tokens = dict(source.special_tokens)
+
+        added = tokenizer.get_added_tokens_decoder()
+        special = {number for number, token in added.items() if token.special}
+        self._set_special_ids(source, special)
+        self.rewriter = Rewriter(
+            tokenizer,
+            unk_id=self.unk_id,
+            specials=[added[i].content for i in sorted(special)],
+        )
+        self.word_kind = kind_of(self.tokenizer_json)
+        self._words: WordTable | None = None
+        if self.word_kind is not None:
+            self._words = WordTable(
+                self.rewriter,
+                kind=self.word_kind,
+                break_id=self.newline_id,
+                vocab_size=n_entries,
+            )
+
+    def _set_newline(self, tokenizer_json: str) -> None:
+        """Find the line-break marker. If there is none, add one to the tokenizer."""
+        tokenizer = self._tokenizer
+        ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+        has_newline = tokenizer.decode(ids, skip_special_tokens=False) == _PROBE
+        # Id of the line-break marker. None if the vocabulary has "\n".
+        self.newline_id = None if has_newline else _newline_token(tokenizer)
+        self.tokenizer_json = tokenizer_json  # the content of tokenizer.json in `save`
+        if self.newline_id is None and not has_newline:
+            marker = AddedToken(NEWLINE, special=True, normalized=False)
+            tokenizer.add_special_tokens([marker])
+            self.newline_id = _id_of(tokenizer, NEWLINE)
+            self.tokenizer_json = tokenizer.to_str()
+
+    def _set_special_ids(self, source: TokenizerFolder, special: set[int]) -> None:
+        """Set the ids of special tokens, and the ids that decoding skips or that end a text."""
+        tokenizer = self._tokenizer
         ids_of = {
             name: _id_of(tokenizer, token)
             for name, token in self.special_tokens.items()
         }
-        self.eos_id = eos_id = ids_of["eos_token"]
+        eos_id = ids_of["eos_token"]
+        self.eos_id = eos_id
         if (
             source.eos_id is not None
             and tokenizer.id_to_token(source.eos_id) is not None
@@ -95,25 +122,13 @@ class Codec:
         # Tokens that decoding always skips.
         silent = (self.pad_id, eos_id, self.eos_id, self.bos_id)
         self.silent = frozenset(token for token in silent if token is not None)
-        added = tokenizer.get_added_tokens_decoder()
-        special = {number for number, token in added.items() if token.special}
-        sentinels = {i for i in special if _EXTRA.fullmatch(added[i].content)}
-        # Tokens that are not shown in a model's texts. Sentinels are shown: a T5 answers with them.
-        self.hidden = self.silent | (
-            special - sentinels - {self.unk_id, self.newline_id}
-        )
+        # Tokens that are not shown in generated texts. Sentinels are shown, because a T5 answers
+        # with them.
+        sentinels = {i for i in special if _EXTRA.fullmatch(self.piece(i))}
+        shown = sentinels | {self.unk_id, self.newline_id}
+        self.hidden = self.silent | (special - shown)
         self._other_ends = frozenset[int]()
-        self.end_also((eos_id, *source.end_ids))
-
-        self.rewriter = Rewriter(
-            tokenizer,
-            unk_id=self.unk_id,
-            specials=[added[i].content for i in sorted(special)],
-        )
-        self.word_kind = kind = kind_of(self.tokenizer_json)
-        self._words = kind and WordTable(
-            self.rewriter, kind=kind, break_id=self.newline_id, vocab_size=n_entries
-        )
+        self.add_ends((eos_id, *source.end_ids))
 
     def normalise(self, text: str) -> str:
         """Replace characters that the vocabulary lacks: 1½ -> 1 1/2, ñ -> n."""
@@ -126,7 +141,7 @@ class Codec:
             return self._encode_lines([text])[0]
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """Normalise and encode many texts by the word cache.
+        """Normalise and encode many texts with the word cache.
 
         If the cache gives wrong ids for a sample of the texts, encode all texts without it.
         """
@@ -137,15 +152,14 @@ class Codec:
             sample = [text[:_SAMPLE_CHARS] for text in texts[::step]]
             fast = self._encode_words(self._words, sample)
             slow = self._encode_slowly(sample)
-            if np.array_equal(fast.flat, slow.flat) and np.array_equal(
-                fast.ends, slow.ends
-            ):
+            has_same_ids = np.array_equal(fast.flat, slow.flat)
+            if has_same_ids and np.array_equal(fast.ends, slow.ends):
                 return self._encode_words(self._words, texts)
             return replace(self._encode_slowly(texts), disagreed=True)
 
     @cached_property
-    def token_bytes(self) -> NDArray[np.int64] | None:
-        """Bytes of text per id. None if the vocabulary does not write bytes as characters."""
+    def token_bytes(self) -> Ints | None:
+        """Bytes of text per id. None if the vocabulary does not represent bytes by characters."""
         decoder = json.loads(self.tokenizer_json).get("decoder") or {}
         if decoder.get("type") != "ByteLevel":
             return None
@@ -153,15 +167,14 @@ class Codec:
         for name, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
             lengths[number] = len(name)
         for number, token in self._tokenizer.get_added_tokens_decoder().items():
-            lengths[number] = (
-                0 if number in self.silent else len(token.content.encode())
-            )
+            is_silent = number in self.silent
+            lengths[number] = 0 if is_silent else len(token.content.encode())
         return lengths
 
-    def read_as_written(self) -> None:
-        """Use only the tokenizer's rules, for a model that Toque did not train.
+    def use_plain_rules(self) -> None:
+        """Use only the tokenizer's own rules, for a model that Toque did not train.
 
-        GPT-2's prompts then have no begin token, and no sentinel replaces the line breaks of a T5.
+        A GPT-2's prompts then have no begin token, and no sentinel replaces a T5's line breaks.
         """
         with tokenizer_faults(self.name):
             ids = self._tokenizer.encode("a", add_special_tokens=True).ids
@@ -169,13 +182,14 @@ class Codec:
             self.bos_id = None
         if self.newline_id is not None:
             self.hidden |= {self.newline_id}
-            self.newline_id = self._words = None
+            self.newline_id = None
+            self._words = None
 
-    def end_with(self, token: int, *, is_eos_token: bool) -> None:
+    def set_end(self, token: int, *, is_eos_token: bool) -> None:
         """End texts with `token`, e.g. because it ends the turns of a chat template.
 
-        The previous end token still ends the texts that a model writes. `is_eos_token` makes
-        `token` the tokenizer's `eos_token`, for templates that write it.
+        The previous end token still ends generated texts. `is_eos_token` makes `token` the
+        tokenizer's `eos_token`, for templates that write it.
         """
         self._other_ends |= {self.eos_id}
         self.eos_id = token
@@ -184,11 +198,11 @@ class Codec:
         if is_eos_token:
             self.special_tokens["eos_token"] = self.piece(token)
 
-    def end_also(self, ids: Iterable[int], *, ordinary: bool = False) -> None:
-        """End the texts that a model writes at more tokens of the vocabulary.
+    def add_ends(self, ids: Iterable[int], *, ordinary: bool = False) -> None:
+        """Add tokens that end generated texts. Ids outside the vocabulary are ignored.
 
-        Ordinary pieces of text are left out unless `ordinary` is set, because training texts have
-        them.
+        Ordinary pieces of text are ignored too unless `ordinary` is set, because training texts
+        have them.
         """
         added = self._tokenizer.get_added_tokens_decoder()
         ends = {
@@ -198,12 +212,12 @@ class Codec:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Ids of all tokens that end a text. Training texts end with `eos_id`."""
+        """Ids of all tokens that end a generated text. Training texts end with `eos_id`."""
         return self._other_ends | {self.eos_id}
 
     @property
     def ordered_ends(self) -> list[int]:
-        """List of `end_ids`, `eos_id` first."""
+        """List of `end_ids` that starts with `eos_id`."""
         return [self.eos_id, *sorted(self.end_ids - {self.eos_id})]
 
     @property
@@ -223,7 +237,7 @@ class Codec:
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         r"""Decode ids to text without begin, end and padding. `newline_id` becomes "\n".
 
-        `skip_special_tokens` skips all `hidden` tokens, as for a model's texts.
+        `skip_special_tokens` skips all `hidden` tokens, as for generated texts.
         """
         skipped = self.hidden if skip_special_tokens else self.silent
         lines: list[list[int]] = [[]]
@@ -232,17 +246,17 @@ class Codec:
                 lines.append([])
             elif token not in skipped:
                 lines[-1].append(int(token))
+        decode = self._tokenizer.decode
         with tokenizer_faults(self.name):
-            decode = self._tokenizer.decode
             return "\n".join(decode(line, skip_special_tokens=False) for line in lines)
 
     def sentinels(self) -> list[int]:
         """List the ids of `<extra_id_0>`, `<extra_id_1>`, ..., without the line-break marker."""
-        id_of_sentinel = {
-            int(match[1]): number
-            for piece, number in self.pieces().items()
-            if (match := _EXTRA.fullmatch(piece)) and number != self.newline_id
-        }
+        id_of_sentinel: dict[int, int] = {}
+        for piece, number in self.pieces().items():
+            match = _EXTRA.fullmatch(piece)
+            if match and number != self.newline_id:
+                id_of_sentinel[int(match[1])] = number
         return [id_of_sentinel[i] for i in sorted(id_of_sentinel)]
 
     def piece(self, token: int) -> str:
@@ -257,7 +271,7 @@ class Codec:
         return str(piece)
 
     def pieces(self) -> dict[str, int]:
-        """Return the vocabulary: ids by token."""
+        """Return the vocabulary: the id of each token."""
         return self._tokenizer.get_vocab()
 
     def save(self, folder: Path) -> None:
@@ -280,23 +294,23 @@ class Codec:
         return {"tokenizer.json": self.tokenizer_json, "tokenizer_config.json": text}
 
     def _encode_words(self, words: WordTable, texts: Sequence[str]) -> Encoded:
+        """Encode texts with the word cache, and the texts that it cannot encode without it."""
         cached, odd = words.encode(texts)
         if not len(odd):
             return cached
         # Replace the ids of the odd texts.
         slow = self._encode_slowly([texts[i] for i in odd.tolist()])
         lengths = np.diff(cached.ends, prepend=0)
-        ends = cached.ends[odd]
-        parts = np.split(
-            cached.flat, np.column_stack([ends - lengths[odd], ends]).ravel()
-        )
+        odd_ends = cached.ends[odd]
+        odd_starts = odd_ends - lengths[odd]
+        parts = np.split(cached.flat, np.column_stack([odd_starts, odd_ends]).ravel())
         parts[1::2] = np.split(slow.flat, slow.ends[:-1])
         lengths[odd] = np.diff(slow.ends, prepend=0)
-        return Encoded(
-            np.concatenate(parts), np.cumsum(lengths), cached.lost + slow.lost
-        )
+        lost = cached.lost + slow.lost
+        return Encoded(np.concatenate(parts), np.cumsum(lengths), lost)
 
     def _encode_slowly(self, texts: Sequence[str]) -> Encoded:
+        """Normalise and encode texts without the word cache."""
         rewritten = [self.normalise(text) for text in texts]
         rows = self._encode_lines(rewritten)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
@@ -306,14 +320,13 @@ class Codec:
     def _encode_lines(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, line by line if a marker separates lines."""
         marker = [] if self.newline_id is None else [self.newline_id]
-        parts = [text.split("\n") if marker else [text] for text in texts]
+        lines_of_texts = [text.split("\n") if marker else [text] for text in texts]
+        all_lines = list(chain.from_iterable(lines_of_texts))
         encodings = iter(
-            self._tokenizer.encode_batch_fast(
-                list(chain.from_iterable(parts)), add_special_tokens=False
-            )
+            self._tokenizer.encode_batch_fast(all_lines, add_special_tokens=False)
         )
         rows = []
-        for lines in parts:
+        for lines in lines_of_texts:
             row = next(encodings).ids
             for _ in lines[1:]:
                 row += marker + next(encodings).ids
@@ -331,26 +344,30 @@ def load_codec(folder: Path | str) -> Codec:
 
 
 def _id_of(tokenizer: Tokenizer, token: str) -> int:
-    number = tokenizer.token_to_id(token)  # `get_vocab` takes 40 ms
+    """Look up the id of a token.
+
+    Raises:
+        KeyError: The vocabulary does not have the token.
+    """
+    number = tokenizer.token_to_id(token)  # faster than `get_vocab`, which takes 40 ms
     if number is None:
         raise KeyError(token)
     return int(number)
 
 
 def _newline_token(tokenizer: Tokenizer) -> int | None:
-    """Find the line-break marker in the vocabulary."""
+    """Find the line-break marker in the vocabulary. None if it has no marker."""
     if tokenizer.token_to_id(NEWLINE) is not None:
         return _id_of(tokenizer, NEWLINE)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    if (
-        "\n" in added
-    ):  # the marker in a tokenizer that was exported to plain transformers
+    # The marker in a tokenizer that was exported to plain transformers.
+    if "\n" in added:
         return _id_of(tokenizer, "\n")
     for tokens in (added, tokenizer.get_vocab()):
-        if numbers := [
-            int(match[1]) for match in map(_EXTRA.fullmatch, tokens) if match
-        ]:
-            return _id_of(tokenizer, f"<extra_id_{max(numbers)}>")
+        matches = [match for match in map(_EXTRA.fullmatch, tokens) if match]
+        if matches:
+            number = max(int(match[1]) for match in matches)
+            return _id_of(tokenizer, f"<extra_id_{number}>")
     return None
 
 
@@ -363,7 +380,7 @@ def prompt_bounds(
     return codec.bos_id, codec.break_id
 
 
-def asking_bounds(
+def generation_bounds(
     codec: Codec, family_kind: FamilyKind, form: Form
 ) -> tuple[int | None, int | None]:
     """Return the ids before and after the text of a prompt for generation.
@@ -382,10 +399,10 @@ def asking_bounds(
 class TextStream:
     """Incremental decoder: takes ids one by one and returns text in complete characters.
 
-    The pieces together are `codec.decode` of all ids without special tokens. Only for invalid bytes
-    is there a difference: `decode` replaces the valid bytes next to them too (Llama 2's
-    `<0x0A><0xF0>`), but the stream has already returned these. The stream of the tokenizers library
-    raises an error there.
+    The returned pieces together equal `codec.decode` of all ids without special tokens, except for
+    invalid bytes: `decode` also replaces the valid bytes next to them (Llama 2's `<0x0A><0xF0>`),
+    but the stream has already returned these. The stream of the tokenizers library raises an error
+    for invalid bytes.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -400,29 +417,31 @@ class TextStream:
     def feed(self, token: int, *, skip_special_tokens: bool = True) -> str:
         """Add an id and return the text that is now complete: often a word, sometimes nothing."""
         codec = self._codec
-        if token in (codec.hidden if skip_special_tokens else codec.silent):
+        skipped = codec.hidden if skip_special_tokens else codec.silent
+        if token in skipped:
             return ""
         self._ids.append(token)
         text = codec.decode(self._ids[self._start :])
-        if len(text) <= len(self._shown) or text.endswith("\ufffd"):  # half a character
+        # A replacement character may be the first half of a character.
+        if len(text) <= len(self._shown) or text.endswith("\ufffd"):
             return ""
         return self._advance(text)
 
-    def would_be(self, token: int) -> str:
+    def decode_next(self, token: int) -> str:
         """Decode `token` as if it came next. Of a hidden token, return the name."""
         if token in self._codec.hidden:
             return self._codec.piece(token)
         context = self._ids[-_CONTEXT_IDS:]
-        # Without half a character.
+        # An incomplete character at the end belongs to the text of `token`.
         complete = self._codec.decode(context).rstrip("\ufffd")
         return self._codec.decode([*context, token])[len(complete) :]
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """Return the remaining text after the last id."""
         return self._advance(self._codec.decode(self._ids[self._start :]))
 
     def _advance(self, text: str) -> str:
-        """Return the end of `text` that is new, and move `_start` and `_end`."""
+        """Return the new end of `text`, and move `_start` and `_end`."""
         piece = text[len(self._shown) :]
         last = self._codec.decode(self._ids[self._end :])
         if last:

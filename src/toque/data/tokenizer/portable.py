@@ -1,16 +1,16 @@
 r"""Portable tokenizer files, which give a codec's ids and texts in plain transformers.
 
-A codec does more than its `tokenizer.json`. A portable file contains all of it, so that
-`AutoTokenizer` gives the ids of training and the texts of Toque:
+A codec does more than its `tokenizer.json`. The portable files do the same work with the steps of
+the tokenizers library, so that `AutoTokenizer` gives the ids of training and the texts of Toque:
 
-* The marker of line breaks is an ordinary token "\n".
+* The line-break marker is an ordinary token "\n".
 * The normalizer does the work of `Codec.normalise`, and the post-processor adds the ids before and
   after a prompt.
 * Only tokens that texts do not show are special. A vocabulary with tokens for conversations
-  (`<|im_start|>`) keeps all special tokens, because chat templates need them.
+  (`<|im_start|>`) keeps all its special tokens, because chat templates need them.
 
 The files have a chat template only if the model was trained on conversations. The base model's
-template would write prompts that the model has never seen.
+template would write prompts that the model was not trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -26,8 +26,8 @@ from tokenizers import Tokenizer
 from toque.data.tokenizer.codec import Codec
 from toque.models.loading.provenance import FOLDER, Provenance
 
-PRIVATE: Final = "\ue123"  # a character of private use, which learnt vocabularies lack
-PROBES: Final = (
+PRIVATE = "\ue123"  # a character of private use, which learnt vocabularies lack
+PROBES = (
     "Fold\n\n- 2 eggs\n1. Stir.",
     "Generate recipe for: Crème brûlée using ingredients: 1½ cups jalapeños, {salt}",
     " two  spaces\n at the\tbeginning ",
@@ -36,8 +36,8 @@ PROBES: Final = (
     "",
 )
 """Texts for which a portable tokenizer must give the same ids as the codec."""
-_MAX_SHOWN: Final = 40  # characters of a text in a message
-_RECIPE: Final = """Generate recipe for: Grandma's Crème Brûlée using ingredients: 1½ cups milk
+_MAX_SHOWN = 40  # characters of a text in a message
+_RECIPE = """Generate recipe for: Grandma's Crème Brûlée using ingredients: 1½ cups milk
 Ingredients:
 - 2 (15 ounce) cans chickpeas, drained & rinsed
 - 250 ml (8½ fl oz) crème fraîche, at 180 °C / 350 °F
@@ -46,24 +46,27 @@ Instructions:
 1. Preheat; whisk "gently" – don't boil.
 2. Bake 20-25 minutes\tuntil golden..."""
 
+Json = dict[str, Any]
+
 
 def portable_files(
     codec: Codec, *, begin: int | None, end: int | None, talks: bool = False
 ) -> dict[str, str] | None:
-    """Write the two tokenizer files for plain transformers. None if they would give other ids.
+    """Make the two tokenizer files for plain transformers. None if they would give other ids.
 
     Args:
         codec: The codec of a model.
         begin: Id before a prompt.
         end: Id after a prompt.
-        talks: Whether the model was trained on conversations. Its chat template is then written.
+        talks: Whether the model was trained on conversations. If so, the files have its chat
+            template.
 
     Returns:
-        The texts of the files by name.
+        The texts of the files by file name.
     """
     state = json.loads(codec.tokenizer_json)
     added = state["added_tokens"]
-    # Any other special token is for conversations.
+    # A special token that is not among these is for conversations.
     usual = {*codec.silent, codec.unk_id, codec.newline_id, *codec.sentinels()}
     is_for_chat = talks or any(t["special"] and t["id"] not in usual for t in added)
 
@@ -75,19 +78,16 @@ def portable_files(
         state["post_processor"], codec, begin, end
     )
     text = json.dumps(state, ensure_ascii=False)
-    if not _agrees(text, codec, begin, end):
+    if not _has_same_ids(text, codec, begin, end):
         return None
 
     config = json.loads(codec.files()["tokenizer_config.json"])
     if not talks:
         config.pop("chat_template", None)
     if is_for_chat:
-        names = [
-            token["content"] for token in state["added_tokens"] if token["special"]
-        ]
-        config["additional_special_tokens"] = [
-            n for n in names if n not in config.values()
-        ]
+        special = [t["content"] for t in state["added_tokens"] if t["special"]]
+        others = [name for name in special if name not in config.values()]
+        config["additional_special_tokens"] = others
     elif codec.unk_id not in codec.silent:
         config.pop("unk_token", None)  # AutoTokenizer would make it special
     config |= {
@@ -102,7 +102,7 @@ def portable_files(
 def files_of_model(
     codec: Codec, record: Provenance, *, begin: int | None, end: int | None
 ) -> tuple[dict[str, str], bool]:
-    """Write the tokenizer files of a model folder.
+    """Make the tokenizer files of a model folder.
 
     Returns:
         The texts of the files by path, and whether plain transformers can read the tokenizer.
@@ -122,11 +122,11 @@ def files_of_model(
     return {**portable, **files, **record.files()}, True
 
 
-def _as_json(config: dict[str, Any]) -> str:
+def _as_json(config: Json) -> str:
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
-def _add_line_break(state: dict[str, Any], codec: Codec) -> None:
+def _add_line_break(state: Json, codec: Codec) -> None:
     r"""Turn the line-break marker into an ordinary added token "\n"."""
     if codec.newline_id is None:
         return
@@ -145,20 +145,21 @@ def _add_line_break(state: dict[str, Any], codec: Codec) -> None:
         "content": "\n",
         "special": False,
         "normalized": False,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
     }
-    line_break |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     state["added_tokens"] = sorted([*added, line_break], key=lambda token: token["id"])
-    # The codec decodes each line alone, which drops its leading space.
+    # The codec decodes each line alone, which drops the leading space of the line.
     strip = {"type": "Replace", "pattern": {"String": "\n "}, "content": "\n"}
-    steps = [state["decoder"], {"type": "Fuse"}, strip]
-    state["decoder"] = {
-        "type": "Sequence",
-        "decoders": [step for step in steps if step],
-    }
+    steps = [{"type": "Fuse"}, strip]
+    if state["decoder"]:
+        steps.insert(0, state["decoder"])
+    state["decoder"] = {"type": "Sequence", "decoders": steps}
 
 
-def _make_ordinary(state: dict[str, Any], codec: Codec) -> None:
-    """Turn the special tokens that texts show into ordinary entries that no text matches."""
+def _make_ordinary(state: Json, codec: Codec) -> None:
+    """Turn the special tokens that texts show into ordinary entries, which no text matches."""
     vocab = state["model"]["vocab"]
     added = state["added_tokens"]
     shown = {t["id"] for t in added if t["special"] and t["id"] not in codec.silent}
@@ -170,27 +171,23 @@ def _make_ordinary(state: dict[str, Any], codec: Codec) -> None:
     state["added_tokens"] = [token for token in added if token["id"] not in shown]
 
 
-def _append_tokens(state: dict[str, Any], shown: set[int], codec: Codec) -> set[int]:
+def _append_tokens(state: Json, shown: set[int], codec: Codec) -> set[int]:
     """Append added tokens to a vocabulary with scores, and return the ids of all its entries.
 
-    The index of an entry is its id. A text may match any entry, so the "<" of a `shown` token
-    becomes a private character, which `Codec.normalise` removes from texts. Decoding restores "<".
+    An entry's index is its id. A text may match any entry, so the "<" of a `shown` token becomes a
+    private character, which `Codec.normalise` removes from texts. Decoding restores the "<".
     """
     vocab = state["model"]["vocab"]
     id_of_piece = {piece: number for number, (piece, _) in enumerate(vocab)}
-    # Another minimum would change the unknown tokens.
+    # A lower minimum would change which texts become unknown tokens.
     score = min(score for _, score in vocab)
-    for token in sorted(state["added_tokens"], key=lambda token: token["id"]):
-        name = token["content"]
-        if (
-            name not in id_of_piece
-            and token["id"] == len(vocab)
-            and codec.rewriter.drops(PRIVATE)
-        ):
-            if token["id"] in shown and name.startswith("<"):
-                vocab.append([PRIVATE + name[1:], score])
-            else:
-                vocab.append([name, score])
+    if codec.rewriter.drops(PRIVATE):
+        for token in sorted(state["added_tokens"], key=lambda token: token["id"]):
+            name = token["content"]
+            if name in id_of_piece or token["id"] != len(vocab):
+                continue
+            is_hidden = token["id"] in shown and name.startswith("<")
+            vocab.append([PRIVATE + name[1:] if is_hidden else name, score])
             id_of_piece[name] = token["id"]
     if any(piece.startswith(PRIVATE) for piece, _ in vocab):
         restore = {"type": "Replace", "pattern": {"String": PRIVATE}, "content": "<"}
@@ -203,16 +200,18 @@ def _normalizer(original: Any, codec: Codec) -> Any:
     rewriter = codec.rewriter
     folding = [] if original is None else [original]
 
-    def replacement(kind: str, pattern: str, content: str) -> dict[str, Any]:
+    def replacement(kind: str, pattern: str, content: str) -> Json:
         return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
     before = [replacement("Regex", pattern, " ") for pattern in rewriter.gaps()]
     stand_ins = rewriter.stand_ins()
     after = [
-        replacement("Regex", _char_class(chars), to) for to, chars in stand_ins.items()
+        replacement("Regex", _char_class(chars), stand_in)
+        for stand_in, chars in stand_ins.items()
     ]
     if after and rewriter.folds:
-        after += folding  # a stand-in may complete a pair that folds again
+        # A stand-in may complete a pair of characters that folds again.
+        after += folding
     after += [
         replacement("String", name, f"{name[0]} {name[1:]}")
         for name in rewriter.misread
@@ -223,7 +222,7 @@ def _normalizer(original: Any, codec: Codec) -> Any:
 
 
 def _char_class(chars: Iterable[str]) -> str:
-    r"""Write characters as a character class with ranges.
+    r"""Write a regex class of characters, with ranges.
 
     >>> _char_class("cab~")
     '[\\x{61}-\\x{63}\\x{7e}]'
@@ -234,29 +233,27 @@ def _char_class(chars: Iterable[str]) -> str:
             ranges[-1][1] = code
         else:
             ranges.append([code, code])
-    parts = (f"\\x{{{a:x}}}" + (f"-\\x{{{b:x}}}" if b > a else "") for a, b in ranges)
+    parts = []
+    for first, last in ranges:
+        end = f"-\\x{{{last:x}}}" if last > first else ""
+        parts.append(f"\\x{{{first:x}}}{end}")
     return f"[{''.join(parts)}]"
 
 
 def _post_processor(
     original: Any, codec: Codec, begin: int | None, end: int | None
-) -> dict[str, Any]:
-    """Add a template with the ids before and after a prompt."""
+) -> Json:
+    """Make a post-processor that adds the ids before and after a prompt."""
     ids = {codec.piece(token): token for token in (begin, end) if token is not None}
 
     def special(token: int | None) -> list[Any]:
-        return (
-            []
-            if token is None
-            else [{"SpecialToken": {"id": codec.piece(token), "type_id": 0}}]
-        )
+        if token is None:
+            return []
+        return [{"SpecialToken": {"id": codec.piece(token), "type_id": 0}}]
 
     def side(name: str) -> list[Any]:
-        return [
-            *special(begin),
-            {"Sequence": {"id": name, "type_id": 0}},
-            *special(end),
-        ]
+        sequence = {"Sequence": {"id": name, "type_id": 0}}
+        return [*special(begin), sequence, *special(end)]
 
     template = {
         "type": "TemplateProcessing",
@@ -267,13 +264,14 @@ def _post_processor(
             for name, token in ids.items()
         },
     }
-    if original is not None and original["type"] == "ByteLevel":  # it trims offsets
+    # ByteLevel only trims offsets, so it can precede the template.
+    if original is not None and original["type"] == "ByteLevel":
         return {"type": "Sequence", "processors": [original, template]}
     return template
 
 
-def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool:
-    """Check if a portable `tokenizer.json` gives the codec's entries, and its ids of the probes."""
+def _has_same_ids(text: str, codec: Codec, begin: int | None, end: int | None) -> bool:
+    """Check if a portable `tokenizer.json` gives the codec's entries, ids and texts."""
     try:
         portable = Tokenizer.from_str(text)
     except Exception:  # tokenizers raises the bare class  # noqa: BLE001
@@ -284,14 +282,14 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
     }
     if _pieces_by_id(codec) != portable_pieces:
         return False
+
     added = portable.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}
     silent = sorted(codec.silent)
     for probe in PROBES:
         text_ids = codec.encode(codec.normalise(probe))
-        if portable.encode(probe).ids != [
-            i for i in (begin, *text_ids, end) if i is not None
-        ]:
+        prompt_ids = [i for i in (begin, *text_ids, end) if i is not None]
+        if portable.encode(probe).ids != prompt_ids:
             return False
         for ids in (text_ids, [*silent, *text_ids, *text_ids, *silent]):
             shown = [token for token in ids if token not in special]
@@ -303,26 +301,27 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
 def tokenizer_differences(
     one: Codec, other: Codec, texts: Iterable[str] = ()
 ) -> list[str]:
-    """Describe the differences of two tokenizers: special ids, entries, and ids of sample texts."""
+    """Describe how two tokenizers differ: special ids, entries, and ids of sample texts."""
     if one.sha256 == other.sha256 and one.special_ids == other.special_ids:
         return []
-    differences = [
-        f"{name} is {a} in one and {b} in the other"
-        for (name, a), b in zip(
-            one.special_ids.items(), other.special_ids.values(), strict=True
-        )
-        if a != b
-    ]
-    ours = _pieces_by_id(one)
-    theirs = _pieces_by_id(other)
-    differing = sorted(
-        n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)
-    )
+    differences = []
+    for name, id_of_one in one.special_ids.items():
+        id_of_other = other.special_ids[name]
+        if id_of_one != id_of_other:
+            differences.append(
+                f"{name} is {id_of_one} in one and {id_of_other} in the other"
+            )
+
+    pieces = _pieces_by_id(one)
+    other_pieces = _pieces_by_id(other)
+    numbers = pieces.keys() | other_pieces.keys()
+    differing = sorted(n for n in numbers if pieces.get(n) != other_pieces.get(n))
     if differing:
         first = differing[0]
         differences.append(
-            f"{len(differing):,} of {max(len(ours), len(theirs)):,} entries differ, first the "
-            f"entry {first}: {ours.get(first)!r} in one and {theirs.get(first)!r} in the other"
+            f"{len(differing):,} of {max(len(pieces), len(other_pieces)):,} entries differ. The "
+            f"first is entry {first}: {pieces.get(first)!r} in one and "
+            f"{other_pieces.get(first)!r} in the other"
         )
     for text in (*PROBES, _RECIPE, *texts):
         if one.encode(one.normalise(text)) != other.encode(other.normalise(text)):
@@ -332,7 +331,7 @@ def tokenizer_differences(
 
 
 def _pieces_by_id(codec: Codec) -> dict[int, str]:
-    """List the tokens by id, without the changes of the portable files."""
+    """Return the text of each token by id, without the changes of the portable files."""
     pieces = {
         number: piece.replace(PRIVATE, "<") for piece, number in codec.pieces().items()
     }

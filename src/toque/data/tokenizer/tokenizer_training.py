@@ -34,12 +34,16 @@ from toque.sources.documents import to_nfc
 Kind = Literal["unigram", "bpe"]
 _END = "<|endoftext|>"
 _UNIGRAM_SPECIALS = ("<pad>", "</s>", "<unk>")
-_N_EXTRA = 100
+_N_EXTRA = 100  # sentinels
 MAX_WORD_CHARS = 1000
-"""Characters between blanks that training uses."""
+"""Characters of a word that training uses. A word ends at white space."""
 WORDS_CUT = "toque_words_cut"
-"""Setting of the tokenizer folder with the count of longer words."""
+"""Setting of the tokenizer folder with the number of longer words."""
 _WORD = re.compile(r"\S+|\s+")
+_SPARE_SHARE = (
+    16  # one spare piece per 16 pieces, because some trained pieces are dropped
+)
+_MAX_WAITS = 1000  # milliseconds
 _T = TypeVar("_T")
 
 
@@ -47,8 +51,8 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
     """Train a tokenizer of at most `vocab_size` entries. Equal texts give equal tokenizers.
 
     "unigram" has T5's layout: `<pad>`, `</s>`, `<unk>`, the pieces, then `<extra_id_99>` to
-    `<extra_id_0>`. "bpe" is byte-level, and `<|endoftext|>` with the id 0 is the begin, end and
-    padding token.
+    `<extra_id_0>`. "bpe" is byte-level, and `<|endoftext|>` with id 0 is the begin, end and padding
+    token.
     """
     cut: Counter[str] = Counter()
     # Keep line breaks, so that a byte-level vocabulary learns "\n".
@@ -58,11 +62,15 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
         for line in to_nfc(text).splitlines(keepends=True)
     ]
     if not lines:
-        raise DataError("Cannot train a tokenizer: the sources have no text.")
-    if kind == "bpe":  # counts are integers, so threads do not change the result
+        raise DataError(
+            "Cannot train a tokenizer: the sources have no text. Add texts to data.sources."
+        )
+    if kind == "bpe":
+        # BPE counts with integers, so threads do not change the result.
         tokenizer = interruptible(partial(_train_bpe, lines, vocab_size))
         specials = {"eos_token": _END, "pad_token": _END, "bos_token": _END}
-    else:  # threads would change the order of floating-point sums
+    else:
+        # Threads would change the order of floating-point sums.
         with one_tokenizer_thread():
             tokenizer = interruptible(partial(_train_unigram, lines, vocab_size))
         specials = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -72,9 +80,8 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
     settings: dict[str, Any] = {"toque_name": name}
     if cut:
         settings[WORDS_CUT] = cut.total()
-    return Codec(
-        TokenizerFolder(name, text, Tokenizer.from_str(text), specials, settings)
-    )
+    folder = TokenizerFolder(name, text, Tokenizer.from_str(text), specials, settings)
+    return Codec(folder)
 
 
 @contextmanager
@@ -105,9 +112,9 @@ def interruptible(work: Callable[[], _T]) -> _T:
     thread.join()
 
     # A process forks workers only if it has no other thread. The kernel's thread may exist a moment
-    # longer than Python's.
+    # longer than Python's, so wait for its end.
     task = Path(f"/proc/self/task/{thread.native_id}")
-    for _ in range(1000):
+    for _ in range(_MAX_WAITS):
         if not task.exists():
             break
         time.sleep(0.001)
@@ -115,7 +122,7 @@ def interruptible(work: Callable[[], _T]) -> _T:
 
 
 def _cut_long_words(line: str, cut: Counter[str]) -> str:
-    """Cut and count the long words of a line. Training time grows with the square of a word."""
+    """Cut and count the long words of a line, because the training time is quadratic in a word."""
     if len(line) <= MAX_WORD_CHARS:
         return line
 
@@ -142,16 +149,14 @@ def _train_bpe(lines: list[str], vocab_size: int) -> Tokenizer:
 
 def _train_unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
-    n_pieces = vocab_size - _N_EXTRA - len(_UNIGRAM_SPECIALS)
+    n_specials = len(_UNIGRAM_SPECIALS)
+    n_pieces = vocab_size - _N_EXTRA - n_specials
     trainer = UnigramTrainer(
-        vocab_size=n_pieces
-        + len(_UNIGRAM_SPECIALS)
-        + n_pieces // 16,  # `_reproducible` drops the excess
+        vocab_size=n_pieces + n_specials + n_pieces // _SPARE_SHARE,
         special_tokens=list(_UNIGRAM_SPECIALS),
         unk_token=_UNIGRAM_SPECIALS[2],
         show_progress=False,
     )
-
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.WhitespaceSplit(),
@@ -159,50 +164,53 @@ def _train_unigram(lines: list[str], vocab_size: int) -> Tokenizer:
         ]
     )
 
-    # Drop the rarest characters, so that they do not take the entries of words.
+    # Drop the rarest characters, so that characters take at most half of the pieces.
     counts = Counter(char for line in lines for char in line if not char.isspace())
-    rare = sorted(counts, key=lambda char: (-counts[char], char))[n_pieces // 2 :]
-    without_rare = dict.fromkeys(map(ord, rare), "")
-
-    tokenizer.train_from_iterator(
-        [line.translate(without_rare) for line in lines], trainer
-    )
-    tokenizer.model = _reproducible(tokenizer, n_pieces)
+    by_count = sorted(counts, key=lambda char: (-counts[char], char))
+    without_rare = dict.fromkeys(map(ord, by_count[n_pieces // 2 :]), "")
+    common_lines = [line.translate(without_rare) for line in lines]
+    tokenizer.train_from_iterator(common_lines, trainer)
+    tokenizer.model = _make_reproducible(tokenizer, n_pieces)
 
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    names = [
-        *_UNIGRAM_SPECIALS,
-        *(f"<extra_id_{n}>" for n in reversed(range(_N_EXTRA))),
-    ]
+    sentinels = [f"<extra_id_{n}>" for n in reversed(range(_N_EXTRA))]
     tokenizer.add_special_tokens(
-        [AddedToken(name, special=True, normalized=False) for name in names]
+        [
+            AddedToken(name, special=True, normalized=False)
+            for name in (*_UNIGRAM_SPECIALS, *sentinels)
+        ]
     )
     return tokenizer
 
 
-def _reproducible(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
-    """Round the scores of a trained model, sort its pieces, and drop the excess.
+def _make_reproducible(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
+    """Round the scores of a trained model, sort its pieces, and keep the best `n_pieces`.
 
-    The trainer's hash tables are seeded at random. So in every process equal scores differ in their
-    last bits and come in another order.
+    The trainer's hash tables are seeded at random. So in every process, equal scores differ in
+    their last bits and come in another order.
     """
-    trained = json.loads(tokenizer.to_str())["model"]["vocab"][len(_UNIGRAM_SPECIALS) :]
-    # The trainer appends characters without a score: each gets 0.0001 more than the last,
-    # starting at the lowest score.
+    vocab = json.loads(tokenizer.to_str())["model"]["vocab"]
+    trained = vocab[len(_UNIGRAM_SPECIALS) :]
+    # The trainer appends characters without a score. The first gets the lowest score, and each of
+    # the others 0.0001 more than the previous one. Give all of them the lowest score.
     lowest = min((score for _, score in trained), default=0.0)
-    max_appended = lowest + 1e-4 * (1 + sum(len(piece) == 1 for piece, _ in trained))
-    scores = {
-        piece: round(lowest if len(piece) == 1 and score < max_appended else score, 3)
-        for piece, score in trained
-    }
-    ranked = sorted(scores, key=lambda p: (-scores[p], p))
-    letters = [piece for piece in ranked if len(piece) == 1]
-    words = [piece for piece in ranked if len(piece) > 1][
-        : max(0, n_pieces - len(letters))
-    ]
-    pieces = sorted(letters + words, key=lambda p: (-scores[p], p))
-    vocabulary = [(special, 0.0) for special in _UNIGRAM_SPECIALS]
-    return models.Unigram(
-        vocabulary + [(p, scores[p]) for p in pieces], 2, byte_fallback=False
-    )
+    n_characters = sum(len(piece) == 1 for piece, _ in trained)
+    max_appended = lowest + 1e-4 * (1 + n_characters)
+    scores = {}
+    for piece, score in trained:
+        is_appended = len(piece) == 1 and score < max_appended
+        scores[piece] = round(lowest if is_appended else score, 3)
+
+    def rank(piece: str) -> tuple[float, str]:
+        return -scores[piece], piece
+
+    ranked = sorted(scores, key=rank)
+    characters = [piece for piece in ranked if len(piece) == 1]
+    words = [piece for piece in ranked if len(piece) > 1]
+    n_words = max(0, n_pieces - len(characters))
+    pieces = sorted(characters + words[:n_words], key=rank)
+    entries = [(special, 0.0) for special in _UNIGRAM_SPECIALS]
+    entries += [(piece, scores[piece]) for piece in pieces]
+    unk_id = _UNIGRAM_SPECIALS.index("<unk>")
+    return models.Unigram(entries, unk_id, byte_fallback=False)

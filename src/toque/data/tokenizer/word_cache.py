@@ -1,8 +1,8 @@
 """Word cache: encodes each distinct word once, which gives the same ids many times faster.
 
-If a pre-tokenizer always cuts before a space, no token spans two words, so the ids of all words in
-a row are the ids of the text. 68,000 recipes have 16 million words, but fewer than 100,000 distinct
-words. The cache stores the ids of each word as bytes.
+If a pre-tokenizer always splits before a space, no token spans two words, so the ids of a text are
+the ids of its words. 68,000 recipes have 16 million words, but fewer than 100,000 distinct words.
+The cache stores the ids of each word as bytes.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.array_types import Ints
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.tokenizer_folder import TextSteps, steps_of
 
 Kind = Literal["sentencepiece", "byte-level"]
 _MAX_WORDS = 400_000  # words of a full cache, about 100 MB
 _SLICE_TEXTS = 64  # texts per slice, which fit into the processor's cache
-# Marks, which are bytes that texts do not have:
+# Bytes that mark parts of the joined texts, because texts rarely have them:
 _END = b"\0"  # the end of a text
 _LEADS = b"\1"  # a word without a space before it
 _BREAKS = b"\2"  # two line breaks
 _SPACE = b"\3"  # a space that does not separate words
 _MARKS = (_END, _LEADS, _BREAKS, _SPACE)
 _SPACES = re.compile(rb" {3,}")
+# White space at the start or end of a text, or several white-space characters in a row.
 _OUTER_SPACE = re.compile(r"\A\s|\s\Z|\s\s")
+# White space, except in a text of two or more spaces alone.
 _SPACED = re.compile(r"\A(?! {2,}\Z).*\s", re.DOTALL)
 
 
@@ -41,7 +44,7 @@ class Encoded:
     """Ids of many texts."""
 
     flat: NDArray[np.uint32]  # concatenated ids
-    ends: NDArray[np.int64]  # [texts] index after the last id of each text
+    ends: Ints  # [texts] index after the last id of each text
     lost: Counter[str]  # counts of characters that became unknown tokens
     # Whether a sample's ids from the cache differed from the tokenizer's.
     disagreed: bool = False
@@ -63,10 +66,15 @@ class _Table(dict[bytes, bytes | bytearray]):
 class WordTable:
     r"""Encoder of texts by words, with the character fallbacks of a `Rewriter`.
 
-    "sentencepiece" drops spaces and begins each word with "▁" (T5). "byte-level" keeps the space
-    before a word (GPT-2, NeoX). `break_id` is the marker of a line break, None for "\n" itself.
-    The ids of an *odd* word depend on its neighbours. A text with an odd word is encoded without
-    the cache.
+    The ids of an *odd* word depend on its neighbours. A text with an odd word must be encoded
+    without the cache.
+
+    Args:
+        rewriter: The rewriter of the tokenizer.
+        kind: "sentencepiece" drops spaces and begins each word with "▁" (T5). "byte-level" keeps
+            the space before a word (GPT-2, NeoX).
+        break_id: Id of the line-break marker. None means that the vocabulary has "\n".
+        vocab_size: The number of entries of the vocabulary.
     """
 
     def __init__(
@@ -77,39 +85,43 @@ class WordTable:
         self._unk_id = rewriter.unk_id
         self._keeps_spaces = kind == "byte-level"
         self._break_id = break_id
-        # The tokenizer reads special tokens as text, but cuts at other added tokens first.
+        # The tokenizer reads special tokens as text, but splits at other added tokens first.
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._added = [token.content for token in added if not token.special]
-        # NeoX has tokens of several spaces.
-        self._splits_runs = self._keeps_spaces and not any(
-            map(str.isspace, self._added)
-        )
+        # NeoX has tokens of several spaces, so it does not split runs of spaces.
+        has_space_tokens = any(map(str.isspace, self._added))
+        self._splits_runs = self._keeps_spaces and not has_space_tokens
 
         # Two ids above the vocabulary mark the end of a text and an odd word.
         bits = 16 if vocab_size < (1 << 16) - 1 else 32
         self._dtype = np.dtype(f"u{bits // 8}")
         self._end_id = (1 << bits) - 1
         self._odd_id = self._end_id - 1
-        self._forget()
+        self._clear()
 
-    def encode(self, texts: Sequence[str]) -> tuple[Encoded, NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[Encoded, Ints]:
         """Encode texts, and list the indices of texts with an odd word. Their ids are wrong."""
         lost: Counter[str] = Counter()
         starts = range(0, len(texts), _SLICE_TEXTS)
-        joined = b"".join(
-            [self._slice(texts[at : at + _SLICE_TEXTS], lost) for at in starts]
-        )
-        ids = np.frombuffer(joined, self._dtype)
+        slices = [
+            self._encode_slice(texts[at : at + _SLICE_TEXTS], lost) for at in starts
+        ]
+        ids = np.frombuffer(b"".join(slices), self._dtype)
         ends = np.flatnonzero(ids == self._end_id)
-        odd = np.unique(np.searchsorted(ends, np.flatnonzero(ids == self._odd_id)))
+        odd_words = np.flatnonzero(ids == self._odd_id)
+        odd_texts = np.unique(np.searchsorted(ends, odd_words))
         flat = ids[ids != self._end_id].astype(np.uint32)
-        return Encoded(flat, ends - np.arange(len(ends)), lost), odd
+        return Encoded(flat, ends - np.arange(len(ends)), lost), odd_texts
 
-    def _slice(self, texts: Sequence[str], lost: Counter[str]) -> bytes:
-        """Encode a few texts as bytes, each with the end mark after it."""
+    def _encode_slice(self, texts: Sequence[str], lost: Counter[str]) -> bytes:
+        """Encode a few texts as bytes, each with the end mark after it.
+
+        Add the counts of characters without a stand-in to `lost`.
+        """
         if len(self._table) > _MAX_WORDS:
-            self._forget()
-        words = self._marked(texts).split(b" ")
+            self._clear()
+        words = self._mark_words(texts).split(b" ")
+        # New words get empty arrays here, which `_learn` fills before they are joined.
         ids_of_words = list(map(self._table.__getitem__, words))
         if self._table.new:
             self._learn()
@@ -119,14 +131,14 @@ class WordTable:
                 lost.update(self._lossy[word])
         return ids
 
-    def _marked(self, texts: Sequence[str]) -> bytes:
+    def _mark_words(self, texts: Sequence[str]) -> bytes:
         """Join the texts, with a space before every word and mark."""
         raw = "\0".join(texts).encode()
         if raw.count(_END) >= len(texts) or any(mark in raw for mark in _MARKS[1:]):
             # Replace a text that contains mark bytes by a mark without a word, which is odd.
-            has_mark = [any(mark.decode() in text for mark in _MARKS) for text in texts]
+            marks = [mark.decode() for mark in _MARKS]
             safe = [
-                "\1" if bad else text for text, bad in zip(texts, has_mark, strict=True)
+                "\1" if any(mark in text for mark in marks) else text for text in texts
             ]
             raw = "\0".join(safe).encode()
         if not self._keeps_spaces:
@@ -135,9 +147,9 @@ class WordTable:
         raw = raw.replace(b"\n\n", b" \2 \1").replace(b"\n", b" \n \1")
         marked = _LEADS + raw.replace(_END, b" \0 \1") + b" \0"
         if self._splits_runs and b"  " in marked:
-            # GPT-2 makes one piece of a run of white space, except its last character. So k spaces
-            # before a word give a piece of k - 1. Spaces before two line breaks would join the
-            # first break, so mark them as odd.
+            # GPT-2's pre-tokenizer keeps a run of white space together, except its last character,
+            # so k spaces before a word give a piece of k - 1. Spaces before two line breaks would
+            # join the first break, so mark them as odd.
             marked = marked.replace(b"  \2", b"  \1 \2")
             marked = _SPACES.sub(
                 lambda run: b" " + _SPACE * (len(run[0]) - 1) + b" ", marked
@@ -157,15 +169,15 @@ class WordTable:
                 self._fill(word, [self._odd_id])
         self._table.new = []
 
-        # One call for all words, because a call per word takes several times as long.
+        # Rewrite all words in one call, because a call per word takes several times as long.
         texts = self._rewriter("\n".join(texts)).split("\n") if texts else []
         if self._keeps_spaces:
             texts = [self._with_space(*pair) for pair in zip(words, texts, strict=True)]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         for word, text, encoding in zip(words, texts, encodings, strict=True):
-            ids = encoding.ids
-            self._fill(word, ids if text or not self._keeps_spaces else [self._odd_id])
-            if self._unk_id in ids and (lost := self._rewriter.lost([text])):
+            is_odd = self._keeps_spaces and not text
+            self._fill(word, [self._odd_id] if is_odd else encoding.ids)
+            if self._unk_id in encoding.ids and (lost := self._rewriter.lost([text])):
                 self._lossy[word] = lost
 
     def _with_space(self, word: bytes, text: str) -> str:
@@ -177,10 +189,10 @@ class WordTable:
         return text if word.startswith(_LEADS) else f" {text}"
 
     def _fill(self, word: bytes, ids: list[int]) -> None:
+        """Set the ids of a word."""
         data = array("H" if self._dtype.itemsize == 2 else "I", ids).tobytes()
-        self._table[word] += (
-            data  # in place, because `_slice` has a list of these arrays
-        )
+        # Change the array in place first, because `_encode_slice` has a list of these arrays.
+        self._table[word] += data
         self._table[word] = data
 
     def _is_odd(self, text: str) -> bool:
@@ -191,7 +203,7 @@ class WordTable:
             return True  # a combining mark folds with the space before it
         return any(content in text for content in self._added)
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         """Empty the cache, except for the marks."""
         self._lossy: dict[bytes, Counter[str]] = {}
         self._table = _Table()
@@ -215,14 +227,14 @@ class WordTable:
 
 
 def kind_of(tokenizer_json: str) -> Kind | None:
-    """Find the rule by which a tokenizer splits words. None if the cache would not be exact."""
+    """Find the rule by which a tokenizer splits words. None if the cache would give wrong ids."""
     state = msgspec.json.decode(tokenizer_json, type=TextSteps)
     pieces = list(steps_of(state.pre_tokenizer))
     folds = {step["type"] for step in steps_of(state.normalizer)}
     if not folds <= {"NFC", "NFKC", "Precompiled"}:
         return None
-    # The tokenizer cuts at added tokens before it cuts words. An added token with white space may
-    # span words, except NeoX's runs of spaces.
+    # The tokenizer splits at added tokens before it splits words. An added token with white space
+    # may span words, except NeoX's runs of spaces.
     if any(_SPACED.search(token["content"]) for token in state.added_tokens or ()):
         return None
     match [piece["type"] for piece in pieces]:

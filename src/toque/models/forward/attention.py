@@ -1,6 +1,6 @@
 """Choice of attention for packed forwards, by device and setting.
 
-The choice follows rules and does not use timings, so that the load of a machine does not change the
+The choice follows rules and does not use timings, so that a machine's load does not change the
 results of a run.
 """
 
@@ -12,20 +12,21 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from toque.models.config_values import head_size
 from toque.models.families import family_of, unwrapped
 from toque.models.forward import flex_attention as flex
 
 Attention = Literal["segments", "flex", "dense"]
-"""Attention by example on a CPU, FlexAttention on a GPU, or masks of all pairs on any device."""
+"""Attention of one example at a time on a CPU, FlexAttention on a GPU, or masks of all pairs."""
 AttentionSetting = Literal["auto", "segments", "flex", "dense"]
 _SETTINGS: WeakKeyDictionary[nn.Module, AttentionSetting] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """Selected attention, and reasons against a better one."""
+    """Selected attention, and the reasons why a better one is not used."""
 
     name: Attention
     notes: tuple[str, ...] = ()
@@ -34,7 +35,7 @@ class AttentionChoice:
 
 
 def use_attention(model: nn.Module, setting: AttentionSetting) -> None:
-    """Set the attention of a model's packed forward. With auto it is the best one that works."""
+    """Set the attention of a model's packed forward. "auto" is the fastest one that works."""
     _SETTINGS[unwrapped(model)] = setting
 
 
@@ -45,18 +46,26 @@ def attention_of(model: nn.Module, device: torch.device) -> AttentionChoice:
     if setting == "dense" or device.type not in {"cpu", "cuda"}:
         return AttentionChoice("dense")
     if device.type == "cpu":
-        if setting == "flex":
+        if setting == "flex":  # computed by its definition
             return AttentionChoice("flex")
         # With segments, the compiler would compile again for every division of a row.
-        is_compiled = torch.compiler.is_compiling() or any(
-            getattr(module, "_compiled_call_impl", None) is not None
-            for module in core.modules()
-        )
-        return AttentionChoice("dense" if is_compiled else "segments")
+        return AttentionChoice("dense" if _has_compiled(core) else "segments")
     if setting == "segments":
         note = f"attention by segments is not used: it needs a CPU, not {device}"
         return AttentionChoice("dense", (note,))
+    return _flex_on_gpu(core, device)
 
+
+def _has_compiled(core: nn.Module) -> bool:
+    """True if a module is compiled, or the compiler runs."""
+    return torch.compiler.is_compiling() or any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        for module in core.modules()
+    )
+
+
+def _flex_on_gpu(core: PreTrainedModel, device: torch.device) -> AttentionChoice:
+    """Choose FlexAttention if its kernels work on a GPU, else masks."""
     dtype = core.dtype
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)

@@ -2,7 +2,7 @@
 
 Equal blocks share one small compiled graph. transformers' own activation checkpointing does not
 work here: the model's config selects packed attention during a forward (`varlen_attention.py`), and
-the recomputation in backward must select the same.
+the recomputation in the backward pass must select the same attention.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
-from toque.models.forward.keyed_dropout import draw_again, key_compiled_code
+from toque.models.forward.keyed_dropout import key_compiled_code, reuse_masks
 from toque.models.forward.varlen_attention import PLAN, attending_by, configs_of
 
 
@@ -25,11 +25,11 @@ def compile_blocks(
     model: nn.Module, *, backend: str | Callable[..., Any] = "inductor"
 ) -> int:
     """Compile every transformer block in place. Return the number of blocks."""
-    found_blocks = list(blocks(model))
+    all_blocks = list(blocks(model))
     key_compiled_code(model)
-    for block in found_blocks:
+    for block in all_blocks:
         block.compile(backend=backend)
-    return len(found_blocks)
+    return len(all_blocks)
 
 
 def stop_compiling(model: nn.Module) -> None:
@@ -46,14 +46,14 @@ def is_compiled(model: nn.Module) -> bool:
 def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
     """Return a context that runs blocks uncompiled, because every new token has another shape."""
     # Setting the stance loads the compiler, which takes a second.
-    if is_compiled(model):
-        stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
-        return stance
-    return nullcontext()
+    if not is_compiled(model):
+        return nullcontext()
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 class CompileSeconds:
-    """Seconds of compilation since the last call. A new shape is compiled again."""
+    """Meter of compilation time: each call returns the seconds since the last call."""
 
     def __init__(self) -> None:
         # This import loads the compiler, which takes a second.
@@ -63,13 +63,14 @@ class CompileSeconds:
         self._reported = self._spent()["total_wall_time"]
 
     def __call__(self) -> float:
-        """Return the seconds since the last call."""
-        before, self._reported = self._reported, self._spent()["total_wall_time"]
+        """Return the seconds of compilation since the last call."""
+        before = self._reported
+        self._reported = self._spent()["total_wall_time"]
         return self._reported - before
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the members of the outermost `ModuleList`s, such as `encoder.block` or `layers`."""
+    """Yield the transformer blocks: members of the outermost `ModuleList`s, such as `layers`."""
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from child
@@ -78,26 +79,26 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
-    """Keep only the inputs of every transformer block, in place. Return the number of blocks.
+    """Save only the inputs of every transformer block, in place. Return the number of blocks.
 
-    Backward recomputes the rest to the same bits (Chen et al. 2016, arXiv 1604.06174). Compile the
-    blocks before.
+    The backward pass recomputes all activations inside a block, bitwise identical (Chen et al.
+    2016, arXiv 1604.06174). Call `compile_blocks` first, if at all.
 
     Args:
         model: The model.
-        offload: Store the inputs in the memory of the machine.
+        offload: Save the inputs in CPU memory.
     """
     configs = configs_of(model)
-    found_blocks = list(blocks(model))
-    for block in found_blocks:
+    all_blocks = list(blocks(model))
+    for block in all_blocks:
         compiled = block._compiled_call_impl  # noqa: SLF001  # it has no public name
-        if compiled is not None:
-            block._compiled_call_impl = _recomputed(  # noqa: SLF001
-                configs, block, compiled, offload=offload
-            )
+        original = block.forward if compiled is None else compiled
+        checkpointed = _checkpointed(configs, block, original, offload=offload)
+        if compiled is None:
+            block.forward = checkpointed
         else:
-            block.forward = _recomputed(configs, block, block.forward, offload=offload)
-    return len(found_blocks)
+            block._compiled_call_impl = checkpointed  # noqa: SLF001
+    return len(all_blocks)
 
 
 def stop_recomputing(model: nn.Module) -> None:
@@ -110,22 +111,24 @@ def stop_recomputing(model: nn.Module) -> None:
 
 
 @contextmanager
-def _attending_again(
-    block: nn.Module, attending: AbstractContextManager[None]
+def _recomputing(
+    block: nn.Module, attention: AbstractContextManager[None]
 ) -> Iterator[None]:
-    """Context in which a block repeats its last forward: the same masks and attention."""
-    draw_again(block)
-    with attending:
+    """Context in which a block repeats its last forward: the same dropout masks and attention."""
+    reuse_masks(block)
+    with attention:
         yield
 
 
-def _recomputed(
+def _checkpointed(
     configs: Sequence[PretrainedConfig],
     block: nn.Module,
     original: Callable[..., Any],
     *,
     offload: bool,
 ) -> Callable[..., Any]:
+    """Wrap a block's forward, which saves only its inputs while the block is trained."""
+
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not (block.training and torch.is_grad_enabled()):
             return original(*args, **kwargs)
@@ -135,12 +138,12 @@ def _recomputed(
         def contexts() -> tuple[
             AbstractContextManager[Any], AbstractContextManager[Any]
         ]:
-            return nullcontext(), _attending_again(
-                block, attending_by(configs, name, plan)
-            )
+            attention = attending_by(configs, name, plan)
+            return nullcontext(), _recomputing(block, attention)
 
-        # The inputs of a T5's block include the bias and the encoder's states.
-        with save_on_cpu(pin_memory=args[0].is_cuda) if offload else nullcontext():
+        # All inputs are offloaded: a T5 block's include the bias and the encoder's states.
+        saving = save_on_cpu(pin_memory=args[0].is_cuda) if offload else nullcontext()
+        with saving:
             return checkpoint(
                 original, *args, use_reentrant=False, context_fn=contexts, **kwargs
             )

@@ -1,7 +1,8 @@
-"""Faster layers for a CPU, and their exchange. All but linear layers apply to bfloat16 only.
+"""Faster layers for a CPU, and the exchange of a model's layers.
 
-Norms write bfloat16. Layers with the same input share a product, and gates and attention read it as
-one tensor.
+Linear layers are faster in float32 and bfloat16, and all other layers in bfloat16 only. Norms write
+bfloat16. Layers with the same input share a matmul, and gates and attention read its output as one
+tensor.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from transformers.pytorch_utils import Conv1D
 from toque.models.forward.cpu_linear import (
     CpuConv1D,
     CpuLinear,
+    bf16_linear,
     in_bf16,
     is_plain,
-    one_product,
-    product_of,
+    joint_linear,
 )
 from toque.models.forward.grouped_attention import attend_packed
 
@@ -58,12 +59,12 @@ class _RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, scale = ctx.saved_tensors
-        slope, exact = grads[0].float(), values.float()
+        grad_output, exact = grads[0].float(), values.float()
         factors = weight.float()
-        # LayerNorm's kernel with a mean of zero does it in one pass. Its gradient lacks the term
-        # s * mean(g w), which comes through the mean.
-        back, of_weight, _ = _LAYER_NORM_BACKWARD(
-            slope,
+        # LayerNorm's kernel computes the gradient in one pass, with a mean of zero. It subtracts
+        # s * mean(g w), the gradient through the mean, which an RMSNorm does not have.
+        grad_values, grad_weight, _ = _LAYER_NORM_BACKWARD(
+            grad_output,
             exact,
             factors.shape,
             torch.zeros_like(scale),
@@ -72,14 +73,16 @@ class _RmsNorm(torch.autograd.Function):
             None,
             [True, ctx.needs_input_grad[1], False],
         )
-        through_mean = (
-            (slope @ factors).unsqueeze(-1).mul_(scale).mul_(1.0 / len(weight))
-        )
-        return back.add_(through_mean).to(values.dtype), of_weight, None
+        mean_gradient = (grad_output @ factors).unsqueeze(-1)
+        mean_gradient.mul_(scale).mul_(1.0 / len(weight))
+        return grad_values.add_(mean_gradient).to(values.dtype), grad_weight, None
 
 
 class _RmsNorm16:
-    """Norm to bfloat16 under its autocast. It precedes transformers' class in the bases."""
+    """Mixin for an RMSNorm with bfloat16 output under autocast to bfloat16.
+
+    It precedes transformers' class in the bases.
+    """
 
     weight: Any
     variance_epsilon: Any
@@ -94,26 +97,26 @@ class _RmsNorm16:
 
 
 class _LlamaRMSNorm16(_RmsNorm16, LlamaRMSNorm):
-    pass
+    """Llama's RMSNorm with bfloat16 output."""
 
 
 class _T5LayerNorm16(_RmsNorm16, T5LayerNorm):
-    pass
+    """T5's RMSNorm with bfloat16 output."""
 
 
 class _LayerNorm16(nn.LayerNorm):
-    """`nn.LayerNorm`, to bfloat16 under its autocast."""
+    """`nn.LayerNorm` with bfloat16 output under autocast to bfloat16."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
         normed = super().forward(input)
         return normed.to(torch.bfloat16) if in_bf16(input) else normed
 
 
-_ATEN = torch.ops.aten
-
-
 class _Gate(torch.autograd.Function):
-    """act(a) * b of a tensor [..., 2 I] with a and b (Shazeer 2020, arXiv 2002.05202, eq. 6)."""
+    """act(a) * b of a tensor [..., 2 I] with a and b (Shazeer 2020, arXiv 2002.05202, eq. 6).
+
+    `act` is GELU with tanh, or SiLU.
+    """
 
     @staticmethod
     def forward(ctx: Any, both: Tensor, gelu: bool) -> Tensor:  # noqa: FBT001  # by position
@@ -130,36 +133,41 @@ class _Gate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         both, active = ctx.saved_tensors
         gate, up = both.chunk(2, -1)
-        back = torch.empty_like(both)
-        of_gate, of_up = back.chunk(2, -1)
-        torch.mul(grads[0], active, out=of_up)
-        slope = grads[0] * up
+        grad_both = torch.empty_like(both)
+        grad_gate, grad_up = grad_both.chunk(2, -1)
+        torch.mul(grads[0], active, out=grad_up)
+        grad_active = grads[0] * up
         if ctx.gelu:
-            _ATEN.gelu_backward.grad_input(
-                slope, gate, approximate="tanh", grad_input=of_gate
+            torch.ops.aten.gelu_backward.grad_input(
+                grad_active, gate, approximate="tanh", grad_input=grad_gate
             )
         else:
-            _ATEN.silu_backward.grad_input(slope, gate, grad_input=of_gate)
-        return back, None
+            torch.ops.aten.silu_backward.grad_input(
+                grad_active, gate, grad_input=grad_gate
+            )
+        return grad_both, None
 
 
 class _LlamaMLP16(LlamaMLP):
+    """SwiGLU feed-forward with one matmul for gate and up projection."""
+
     def forward(self, x: Tensor) -> Tensor:
-        silu = isinstance(self.act_fn, (nn.SiLU, SiLUActivation))
-        if not (in_bf16(x) and silu and is_plain(self.gate_proj, self.up_proj)):
+        is_silu = isinstance(self.act_fn, (nn.SiLU, SiLUActivation))
+        if not (in_bf16(x) and is_silu and is_plain(self.gate_proj, self.up_proj)):
             return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
-        both = one_product(self, x, (self.gate_proj, self.up_proj))
+        both = joint_linear(self, x, (self.gate_proj, self.up_proj))
         return cast("Tensor", self.down_proj(_Gate.apply(both, False)))  # type: ignore[no-untyped-call]
 
 
 class _T5DenseGatedActDense16(T5DenseGatedActDense):
+    """Gated GELU feed-forward with one matmul for both inner projections."""
+
     def forward(self, hidden_states: Tensor) -> Tensor:
-        gelu = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
-        if not (
-            in_bf16(hidden_states) and gelu and is_plain(self.wi_0, self.wi_1, self.wo)
-        ):
+        is_gelu = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
+        layers = (self.wi_0, self.wi_1, self.wo)
+        if not (in_bf16(hidden_states) and is_gelu and is_plain(*layers)):
             return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
-        both = one_product(self, hidden_states, (self.wi_0, self.wi_1))
+        both = joint_linear(self, hidden_states, (self.wi_0, self.wi_1))
         hidden = _Gate.apply(both, True)  # type: ignore[no-untyped-call]
         return cast("Tensor", self.wo(self.dropout(hidden)))
 
@@ -184,139 +192,144 @@ class _Rotate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        back = grads[0].clone(memory_format=torch.contiguous_format)
-        _rotate(back, cos, -sin, ctx.heads)  # the inverse rotation
-        return back, None, None, None
+        grad_packed = grads[0].clone(memory_format=torch.contiguous_format)
+        _rotate(grad_packed, cos, -sin, ctx.heads)  # the inverse rotation
+        return grad_packed, None, None, None
 
 
 def _rotate(packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
-    n_turned = cos.shape[-1]
-    half = n_turned // 2
-    part = packed[:, :heads, :n_turned]
+    """Rotate the first heads and columns of [N, H, d] in place, by angles [N, columns]."""
+    n_columns = cos.shape[-1]
+    half = n_columns // 2
+    part = packed[:, :heads, :n_columns]
     exact = part.float()
-    turned = exact * cos[:, None]
-    turned[..., :half].addcmul_(exact[..., half:], sin[:, None, :half], value=-1.0)
-    turned[..., half:].addcmul_(exact[..., :half], sin[:, None, half:])
-    part.copy_(turned)
+    rotated = exact * cos[:, None]
+    rotated[..., :half].addcmul_(exact[..., half:], sin[:, None, :half], value=-1.0)
+    rotated[..., half:].addcmul_(exact[..., :half], sin[:, None, half:])
+    part.copy_(rotated)
 
 
-def _rotated(
-    product: Tensor, size: int, heads: int, embeddings: tuple[Tensor, Tensor]
+def _rotate_heads(
+    qkv: Tensor, size: int, heads: int, embeddings: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Reshape [N, H * d] to [N, H, d], and rotate the first heads by their positions."""
+    """Reshape [N, H * d] to [N, H, d], and rotate the first `heads` heads by their positions."""
     cos, sin = (angles[0].float().contiguous() for angles in embeddings)
-    packed = product.view(len(product), -1, size)
+    packed = qkv.view(len(qkv), -1, size)
     rotated: Tensor = _Rotate.apply(packed, cos, sin, heads)  # type: ignore[no-untyped-call]
     return rotated
 
 
-# Attention layers compute a packed forward [1, N, D] -> [1, N, D], and call transformers' forward
-# for any other.
-
-
-# In a packed forward, [1, N, D] -> [1, N, D]; anything else is transformers' own.
+# The attention layers below compute a packed forward [1, N, D] -> [1, N, D], for which the caller
+# passes a plan, and only keyword arguments. Other calls go to transformers' forward.
 
 
 class _GPT2Attention16(GPT2Attention):
+    """GPT-2's attention with a packed forward."""
+
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        plan = kwargs.get("plan")
-        if (
-            plan is None
-            or args
-            or self.is_cross_attention
-            or not in_bf16(hidden_states)
-        ):
+        plan: Any = kwargs.get("plan")
+        is_packed = plan is not None and not args and not self.is_cross_attention
+        if not (is_packed and in_bf16(hidden_states)):
             return super().forward(hidden_states, *args, **kwargs)
-        product = self.c_attn(hidden_states)[0].to(torch.bfloat16)
-        packed = product.view(len(product), -1, self.head_dim)
+        qkv = self.c_attn(hidden_states)[0].to(torch.bfloat16)
+        packed = qkv.view(len(qkv), -1, self.head_dim)
         dropout = self.attn_dropout.p if self.training else 0.0
         attended = attend_packed(
             self, packed, None, plan, scale=self.scaling, dropout=dropout
         )
-        return self.resid_dropout(self.c_proj(attended.view(1, len(product), -1))), None
+        output = self.c_proj(attended.view(1, len(qkv), -1))
+        return self.resid_dropout(output), None
 
 
 class _GPTNeoXAttention16(GPTNeoXAttention):
+    """GPT-NeoX's attention with a packed forward."""
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        plan, layer = kwargs.get("plan"), self.query_key_value
-        if (
-            plan is None
-            or args
-            or not (in_bf16(hidden_states) and type(layer) is CpuLinear)
-        ):
+        plan: Any = kwargs.get("plan")
+        layer = self.query_key_value
+        is_packed = plan is not None and not args and type(layer) is CpuLinear
+        if not (is_packed and in_bf16(hidden_states)):
             return super().forward(hidden_states, *args, **kwargs)
-        # In the weight, each head's query, key and value are together. Here all queries come first.
-        weight, bias = (
-            None
-            if t is None
-            else t.view(-1, 3, self.head_size, *t.shape[1:]).transpose(0, 1)
-            for t in (layer.weight, layer.bias)
+
+        weight = self._queries_first(layer.weight)
+        bias = None if layer.bias is None else self._queries_first(layer.bias)
+        qkv = bf16_linear(hidden_states[0], weight, bias)
+        n_heads = qkv.shape[1] // self.head_size // 3
+        packed = _rotate_heads(
+            qkv, self.head_size, 2 * n_heads, kwargs["position_embeddings"]
         )
-        product = product_of(
-            hidden_states[0],
-            weight.reshape(layer.weight.shape),
-            None if bias is None else bias.reshape(-1),
-        )
-        heads = 2 * (product.shape[1] // self.head_size // 3)
-        packed = _rotated(product, self.head_size, heads, kwargs["position_embeddings"])
         dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
         attended = attend_packed(
             self, packed, None, plan, scale=self.scaling, dropout=dropout
         )
-        return self.dense(attended.view(1, len(product), -1)), None
+        return self.dense(attended.view(1, len(qkv), -1)), None
+
+    def _queries_first(self, parameter: Tensor) -> Tensor:
+        """Reorder rows from (head, q/k/v) to (q/k/v, head), the order of packed attention."""
+        by_head = parameter.view(-1, 3, self.head_size, *parameter.shape[1:])
+        return by_head.transpose(0, 1).reshape(parameter.shape)
 
 
 class _LlamaAttention16(LlamaAttention):
+    """Llama's attention with a packed forward and one matmul for queries, keys and values."""
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        plan = kwargs.get("plan")
+        plan: Any = kwargs.get("plan")
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        if plan is None or args or not (in_bf16(hidden_states) and is_plain(*layers)):
+        is_packed = plan is not None and not args
+        if not (is_packed and in_bf16(hidden_states) and is_plain(*layers)):
             return super().forward(hidden_states, *args, **kwargs)
-        product = one_product(self, hidden_states[0], layers)
-        n_queries, n_keys = (
-            layer.out_features // self.head_dim for layer in layers[:2]
-        )
-        n_rotated = n_queries + n_keys
-        packed = _rotated(
-            product, self.head_dim, n_rotated, kwargs["position_embeddings"]
+
+        qkv = joint_linear(self, hidden_states[0], layers)
+        n_queries = self.q_proj.out_features // self.head_dim
+        n_keys = self.k_proj.out_features // self.head_dim
+        packed = _rotate_heads(
+            qkv, self.head_dim, n_queries + n_keys, kwargs["position_embeddings"]
         )
         if n_keys < n_queries:
-            # For each query head, the heads of its query, key and value: [3 * n_queries].
-            key_of = n_queries + torch.arange(n_keys).repeat_interleave(
-                n_queries // n_keys
-            )
-            heads = torch.cat((torch.arange(n_queries), key_of, n_keys + key_of))
+            # Repeat the keys and values of grouped-query attention for each query head.
+            group_size = n_queries // n_keys
+            key_heads = n_queries + torch.arange(n_keys).repeat_interleave(group_size)
+            value_heads = n_keys + key_heads
+            heads = torch.cat((torch.arange(n_queries), key_heads, value_heads))
             packed = packed.index_select(1, heads)
         dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
         attended = attend_packed(
             self, packed, None, plan, scale=self.scaling, dropout=dropout
         )
-        return self.o_proj(attended.view(1, len(product), -1)), None
+        return self.o_proj(attended.view(1, len(qkv), -1)), None
 
 
 class _T5Attention16(T5Attention):
+    """T5's attention with a packed forward and one matmul for keys and values."""
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        plan, states = kwargs.get("plan"), kwargs.get("key_value_states")
-        is_fast = in_bf16(hidden_states) and is_plain(self.q, self.k, self.v)
-        if plan is None or args or not is_fast:
+        plan: Any = kwargs.get("plan")
+        states = kwargs.get("key_value_states")
+        is_packed = plan is not None and not args
+        layers = (self.q, self.k, self.v)
+        if not (is_packed and in_bf16(hidden_states) and is_plain(*layers)):
             return super().forward(hidden_states, *args, **kwargs)
-        size, others = self.key_value_proj_dim, None
+
+        size = self.key_value_proj_dim
+        cross_kv = None
         if states is None:
-            product = one_product(self, hidden_states[0], (self.q, self.k, self.v))
+            packed = joint_linear(self, hidden_states[0], layers)
         else:
-            product = self.q(hidden_states[0])
-            others = one_product(self, states[0], (self.k, self.v))
-            others = others.view(len(others), -1, size)
+            packed = self.q(hidden_states[0])
+            cross_kv = joint_linear(self, states[0], (self.k, self.v))
+            cross_kv = cross_kv.view(len(cross_kv), -1, size)
         attended = attend_packed(
             self,
-            product.view(len(product), -1, size),
-            others,
+            packed.view(len(packed), -1, size),
+            cross_kv,
             plan,
             scale=self.scaling,
             dropout=self.dropout if self.training else 0.0,
             bias=kwargs["position_bias"],
         )
-        return self.o(attended.view(1, len(product), -1)), kwargs["position_bias"], None
+        output = self.o(attended.view(1, len(packed), -1))
+        return output, kwargs["position_bias"], None
 
 
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
@@ -342,11 +355,10 @@ def use_cpu_layers(model: nn.Module) -> int:
     n_exchanged = 0
     for module in model.modules():
         faster = _CLASSES.get(type(module))
-        if faster is not None and all(
-            p.device.type == "cpu" for p in module.parameters()
-        ):
-            if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
-                continue  # frozen bfloat16 weights need no copy
-            module.__class__ = faster
-            n_exchanged += 1
+        if faster is None or any(p.device.type != "cpu" for p in module.parameters()):
+            continue
+        if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
+            continue  # frozen bfloat16 weights need no copy
+        module.__class__ = faster
+        n_exchanged += 1
     return n_exchanged

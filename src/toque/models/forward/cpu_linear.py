@@ -1,9 +1,9 @@
 """Linear layers on a CPU: bfloat16 without autocast's copies, and float32 by the faster library.
 
 Autocast casts every weight in every micro-batch, and an input once per layer that reads it. Here a
-weight has one bfloat16 copy per update, norms write bfloat16 for the next product, and layers with
-the same input share a product. The residual stream, norms, softmax and the gradients of weights
-stay float32. float32 products use oneDNN if it is faster (`hardware/onednn.py`).
+weight has one bfloat16 copy per update, norms write bfloat16 for the next matmul, and layers with
+the same input share a matmul. The residual stream, norms, softmax and the gradients of weights
+remain float32. float32 matmuls use oneDNN if it is faster (`hardware/onednn.py`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,21 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.pytorch_utils import Conv1D
 
-from toque.hardware.onednn import onednn_is_faster, product
+from toque.hardware.onednn import onednn_is_faster, onednn_linear
 
-# Attributes of parameters and modules.
-_COPY, _PADDED_COPY = (
-    "_toque_bf16",
-    "_toque_bf16_padded",
-)
+# Attributes of parameters and modules with their cached bfloat16 copies.
+_COPY: Final = "_toque_bf16"
+_PADDED_COPY: Final = "_toque_bf16_padded"
 AS_A_GPU: Final = ContextVar("AS_A_GPU", default=False)
-"""True in the outline of a run on a GPU, which has tensors on the CPU."""
-# The rows of an output head are padded to a multiple of it, see `padded_copy`.
-_PADDED_ROWS = 64
+"""True in the outline of a GPU run, which has its tensors on the CPU."""
+# The rows of an output head are padded to a multiple of this number (`padded_copy`).
+_ROW_MULTIPLE: Final = 64
 
 
 def padded_length(n: int) -> int:
-    """Round `n` up by at most 1/16 or 31, so that products have few different shapes.
+    """Round `n` up by at most 1/16 or 31, so that matmuls have few different shapes.
 
-    oneDNN generates code for each new shape, which takes a millisecond per product.
+    oneDNN generates code for each new shape, which takes a millisecond per matmul.
 
     >>> padded_length(970), padded_length(3000)
     (992, 3072)
@@ -43,7 +41,7 @@ def padded_length(n: int) -> int:
 
 
 def bf16_copy(weight: Tensor) -> Tensor:
-    """Return `weight` in bfloat16. The copy is reused until the weight changes."""
+    """Return `weight` in bfloat16. The copy is cached until the weight changes."""
     if weight.dtype == torch.bfloat16:
         return weight.detach()
     return _cached_copy(weight, _COPY, [weight], len(weight))
@@ -52,10 +50,10 @@ def bf16_copy(weight: Tensor) -> Tensor:
 def padded_copy(weight: Tensor) -> Tensor:
     """Return an output head's weight [V, D] in bfloat16, with zero rows up to a multiple of 64.
 
-    oneDNN computes the gradient of 50,257 rows at 560 GFLOP/s and of 50,304 at 760 (two Zen 5
-    cores).
+    oneDNN computes the gradient of 50,257 rows at 560 GFLOP/s, and the gradient of 50,304 rows at
+    760 GFLOP/s (two Zen 5 cores).
     """
-    rows = -(-len(weight) // _PADDED_ROWS) * _PADDED_ROWS
+    rows = -(-len(weight) // _ROW_MULTIPLE) * _ROW_MULTIPLE
     if weight.dtype == torch.bfloat16 or rows == len(weight):
         return bf16_copy(weight)
     return _cached_copy(weight, _PADDED_COPY, [weight], rows)
@@ -69,12 +67,12 @@ def copies_of(module: nn.Module) -> list[Tensor]:
 
 
 def _cached_copy(owner: Any, name: str, weights: Sequence[Tensor], rows: int) -> Tensor:
-    """Return weights in one bfloat16 tensor, padded with zero rows, from an attribute of `owner`.
+    """Return weights in one bfloat16 tensor, padded to `rows` with zero rows.
 
-    The copy is updated if one of the weights has changed.
+    The tensor is cached in an attribute of `owner`, and updated if one of the weights has changed.
     """
-    # A change increases the version. New memory has another storage. A `FakeTensor`
-    # has no address of its data.
+    # An update in place increases the version, and new memory has another storage. The storage
+    # identifies the memory, because a `FakeTensor` has no data address.
     state = [
         (weight._version, weight.untyped_storage()._cdata)  # noqa: SLF001  # no public names
         for weight in weights
@@ -82,30 +80,30 @@ def _cached_copy(owner: Any, name: str, weights: Sequence[Tensor], rows: int) ->
     cached: tuple[list[tuple[int, int]], Tensor] | None = getattr(owner, name, None)
     if cached is not None and cached[0] == state:
         return cached[1]
+
     shape = (rows, *weights[0].shape[1:])
-    # Generation may create the copy before the first update, and training saves it for backward.
+    # Generation may create the copy in inference mode, and training must be able to save it.
     with torch.inference_mode(mode=False), torch.no_grad():
         if cached is not None and cached[1].shape == shape:
             copy = cached[1]
         else:
             copy = weights[0].new_zeros(shape, dtype=torch.bfloat16)
-        sizes = [*map(len, weights)]
-        for part, weight in zip(
-            torch.split(copy[: sum(sizes)], sizes), weights, strict=True
-        ):
+        sizes = [len(weight) for weight in weights]
+        parts = torch.split(copy[: sum(sizes)], sizes)
+        for part, weight in zip(parts, weights, strict=True):
             part.copy_(weight)
     setattr(owner, name, (state, copy))
     return copy
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Return the device type of a tensor: "cuda" for every tensor in the outline of a GPU."""
-    outlined = not torch.compiler.is_compiling() and AS_A_GPU.get()
-    return "cuda" if outlined else tensor.device.type
+    """Return a tensor's device type, or "cuda" for every tensor in the outline of a GPU run."""
+    is_gpu_outline = not torch.compiler.is_compiling() and AS_A_GPU.get()
+    return "cuda" if is_gpu_outline else tensor.device.type
 
 
 def in_bf16(tensor: Tensor) -> bool:
-    """True if bfloat16 is required: under its autocast on a CPU, outside of compiled code."""
+    """True if a CPU computes in bfloat16: under its autocast, outside of compiled code."""
     return (
         kind_of(tensor) == "cpu"
         and torch.is_autocast_enabled("cpu")
@@ -114,27 +112,27 @@ def in_bf16(tensor: Tensor) -> bool:
     )
 
 
-def one_product(
+def joint_linear(
     owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]
 ) -> Tensor:
-    """Multiply by all plain layers of `owner`: [..., I] to [..., sum of O] in bfloat16."""
+    """Compute several plain layers of `owner` by one matmul: [..., I] to [..., sum of O] bf16."""
     weights = [layer.weight for layer in layers]
     copy = _cached_copy(owner, _COPY, weights, sum(map(len, weights)))
     return _multiply(values, copy, None, weights)
 
 
-def product_of(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def bf16_linear(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a linear layer in bfloat16: [..., I] by weight [O, I] and bias [O] to [..., O]."""
     return _multiply(values, bf16_copy(weight), bias, [weight])
 
 
 def is_plain(*layers: nn.Module) -> bool:
-    """True if layers can share a product: they have no bias and no adapter around them."""
+    """True if layers can share a matmul: they have no bias and no adapter around them."""
     return all(type(layer) is CpuLinear and layer.bias is None for layer in layers)
 
 
 def by_onednn(device: torch.device) -> bool:
-    """True if float32 products use oneDNN now: on such a CPU, without autocast or compilation."""
+    """True if float32 matmuls use oneDNN: it is faster on this CPU, and autocast is off."""
     return (
         device.type == "cpu"
         and onednn_is_faster()
@@ -143,19 +141,22 @@ def by_onednn(device: torch.device) -> bool:
     )
 
 
-def _times(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+def _matmul_transposed(
+    left: Tensor, right: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """Compute `left @ right.T + bias` of matrices, in float32 by oneDNN or in bfloat16."""
     if left.dtype == torch.float32:
-        return product(left, right, bias)
-    return (
-        torch.mm(left, right.T)
-        if bias is None
-        else torch.addmm(bf16_copy(bias), left, right.T)
-    )
+        return onednn_linear(left, right, bias)
+    if bias is None:
+        return torch.mm(left, right.T)
+    return torch.addmm(bf16_copy(bias), left, right.T)
 
 
 class _Product(torch.autograd.Function):
-    """Compute x @ W.T + b with weights [O, I] stacked in `copy`. Transposed: x @ W + b."""
+    """x @ W.T + b with several weights [O, I] stacked in `copy`. Transposed: x @ W + b.
+
+    The weights themselves are arguments, so that they receive their gradients.
+    """
 
     @staticmethod
     def forward(
@@ -170,27 +171,31 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(flat, copy)
         ctx.dtype, ctx.transposed = values.dtype, transposed
         ctx.rows = [len(weight) for weight in weights]
-        output = _times(flat, copy.T if transposed else copy, bias)
-        # The caller may change the output in place, so it must not be a view.
+        output = _matmul_transposed(flat, copy.T if transposed else copy, bias)
+        # The caller may change a matrix in place, so it must not be a view.
         return output if values.dim() == 2 else output.view(*values.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         flat, copy = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        slope = grads[0].reshape(len(flat), -1).to(copy.dtype)
-        of_values = of_bias = None
-        of_weights: Sequence[Tensor | None] = [None] * len(ctx.rows)
-        if needs[0]:
-            of_values = _times(slope, copy if ctx.transposed else copy.T)
-            of_values = of_values.to(ctx.dtype).view(*grads[0].shape[:-1], -1)
-        if needs[2]:
-            of_bias = slope.sum(0, dtype=torch.float32)
-        if any(needs[4:]):
-            pair = (flat.T, slope.T) if ctx.transposed else (slope.T, flat.T)
-            of_weights = torch.split(_times(*pair).float(), ctx.rows)
-        return of_values, None, of_bias, None, *of_weights
+        needs_values, _, needs_bias, _, *needs_weights = ctx.needs_input_grad
+        grad_output = grads[0].reshape(len(flat), -1).to(copy.dtype)
+        grad_values = grad_bias = None
+        grad_weights: Sequence[Tensor | None] = [None for _ in ctx.rows]
+        if needs_values:
+            weight = copy if ctx.transposed else copy.T
+            grad_flat = _matmul_transposed(grad_output, weight)
+            grad_values = grad_flat.to(ctx.dtype).view(*grads[0].shape[:-1], -1)
+        if needs_bias:
+            grad_bias = grad_output.sum(0, dtype=torch.float32)
+        if any(needs_weights):
+            left, right = grad_output.T, flat.T
+            if ctx.transposed:
+                left, right = right, left
+            grad_copy = _matmul_transposed(left, right)
+            grad_weights = torch.split(grad_copy.float(), ctx.rows)
+        return grad_values, None, grad_bias, None, *grad_weights
 
 
 def _multiply(
@@ -206,15 +211,17 @@ def _multiply(
 
 
 def _copy_for(values: Tensor, weight: Tensor) -> Tensor | None:
-    """Return the weight in the precision of the product; None if torch's own layer computes it."""
+    """Return the weight in the matmul's precision; None if torch's own layer computes it."""
     if in_bf16(values):
         return bf16_copy(weight)
-    exact = values.dtype == weight.dtype == torch.float32 and values.numel() > 0
-    return weight.detach() if exact and by_onednn(values.device) else None
+    is_float32 = values.dtype == weight.dtype == torch.float32
+    if is_float32 and values.numel() > 0 and by_onednn(values.device):
+        return weight.detach()
+    return None
 
 
 class CpuLinear(nn.Linear):
-    """`nn.Linear` with faster products. Its weights, their names and saved files do not change."""
+    """`nn.Linear` with faster matmuls. Its weights, their names and saved files do not change."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
         """Compute [..., I] to [..., O]."""
@@ -225,7 +232,7 @@ class CpuLinear(nn.Linear):
 
 
 class CpuConv1D(Conv1D):
-    """`Conv1D`, the linear layer of GPT-2, with faster products."""
+    """`Conv1D`, the linear layer of GPT-2, with faster matmuls."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., I] to [..., O]."""

@@ -7,12 +7,12 @@ pairs. The logarithms of both sums (lse) correct the output:
 
     sum_kept(e^s v) / sum_all(e^s) / (1 - p) = pass_1 * e^(lse_1 - lse_2) / (1 - p)
 
-A hash of (update, layer, head, query, key) selects the dropped pairs. A query and a key are
-identified by their example and the position in it, so masks do not depend on packing
+A hash of (update, layer, head, query, key) selects the dropped pairs. A query or key is identified
+by its example and its position in that example, so masks do not depend on packing
 (`keyed_dropout.py`).
 
-A GPU's kernels are tried on a small batch first. If they fail, or differ from the definition,
-kernels with smaller blocks are tried, and the reason is reported.
+A GPU's kernels are first tried on a small batch. If they fail, or differ from the definition of
+attention, kernels with smaller blocks are tried, and the reason is reported.
 
 Letters: R rows, H heads, T queries, S keys, d head size.
 """
@@ -56,35 +56,38 @@ from toque.models.forward.varlen_attention import (
 NAME: Final = "toque_flex"  # name of this attention in transformers' registry
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _MAX_RECOMPILES: Final = 64
-"""Compiled kernels per process: for encoder, decoder and cross-attention, for training, evaluation
-and dropout, and for full and last micro-batches."""
-_LSE_COLUMNS: Final = 16  # columns of values in the second pass; kernels take no fewer
+"""Limit of compiled kernels per process: for encoder, decoder and cross-attention, for training,
+evaluation and dropout, and for full and last micro-batches."""
+_LSE_COLUMNS: Final = 16  # columns of values in the second pass, the kernels' minimum
 Options = Mapping[str, int]  # `kernel_options` of `flex_attention`
 Kernels = tuple[Options, Options]  # options of kernels without and with a bias
 # Rows of fewer than 128 queries would otherwise use another kind of kernel.
 _TORCH_BLOCKS: Final[Options] = {"FORCE_USE_FLEX_ATTENTION": 1}
 DEFAULT_KERNELS: Final[Kernels] = (_TORCH_BLOCKS, _TORCH_BLOCKS)
 """Kernels with blocks that torch selects."""
-_SIZES: Final = ((128, 64), (64, 64), (64, 32), (32, 32))
-_FORWARD: Final = tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in _SIZES)
-"""Blocks of M queries x N keys, in the order of the attempts. A bias needs shared memory and
-registers: on an H100, a bias like T5's was faster with 128 x 64
-(github.com/pytorch/pytorch/issues/138493)."""
-_BACKWARD: Final = tuple(
-    {f"BLOCK_{m}": n for m in ("M1", "N1", "M2", "N2")} for n in (64, 32)
+_FORWARD: Final[tuple[Options, ...]] = tuple(
+    {"BLOCK_M": queries, "BLOCK_N": keys}
+    for queries, keys in ((128, 64), (64, 64), (64, 32), (32, 32))
 )
+"""Block sizes of the forward kernels, in the order of the attempts. A bias needs shared memory and
+registers: on an H100, a bias like T5's was faster with 128 x 64 than with torch's own block size
+(github.com/pytorch/pytorch/issues/138493)."""
+_BACKWARD: Final[tuple[Options, ...]] = tuple(
+    {"BLOCK_M1": size, "BLOCK_N1": size, "BLOCK_M2": size, "BLOCK_N2": size}
+    for size in (64, 32)
+)
+"""Block sizes of the backward kernels, in the order of the attempts."""
 
 
 @dataclass(frozen=True)
 class BlockMasks:
     """Pairs of positions that attend to each other, for every layer of a micro-batch."""
 
-    own: BlockMask  # self-attention
-    # cross-attention from decoder to encoder, if there is one.
-    across: BlockMask | None = None
+    self_attention: BlockMask
+    cross_attention: BlockMask | None = None  # from decoder to encoder
     kernels: Kernels = DEFAULT_KERNELS
-    # `own` within the sliding window, for layers that have one.
-    near: BlockMask | None = None
+    # Self-attention within the sliding window, for layers with a window.
+    windowed: BlockMask | None = None
 
 
 def decoder_masks(
@@ -96,10 +99,10 @@ def decoder_masks(
     """Build the masks of a decoder-only model's micro-batch."""
     segments = batch.segments
     causal = _block_mask(segments, segments, causal=True)
-    near = None
+    windowed = None
     if window is not None and window < segments.shape[1]:
-        near = _block_mask(segments, segments, window=window)
-    return BlockMasks(causal, kernels=kernels, near=near)
+        windowed = _block_mask(segments, segments, window=window)
+    return BlockMasks(causal, kernels=kernels, windowed=windowed)
 
 
 def encoder_decoder_masks(
@@ -108,39 +111,35 @@ def encoder_decoder_masks(
     """Build the masks of a T5's encoder and decoder."""
     source, target = batch.source_segments, batch.target_segments
     encoder = BlockMasks(_block_mask(source, source), kernels=kernels)
-    causal, across = (
-        _block_mask(target, target, causal=True),
-        _block_mask(target, source),
-    )
-    return encoder, BlockMasks(causal, across, kernels)
+    causal = _block_mask(target, target, causal=True)
+    cross = _block_mask(target, source)
+    return encoder, BlockMasks(causal, cross, kernels)
 
 
 def _block_mask(
     queries: Tensor, keys: Tensor, *, causal: bool = False, window: int = 0
 ) -> BlockMask:
-    """Build a mask of [R, T] and [R, S] segment numbers. Pairs of one segment attend.
+    """Build a mask from segment numbers [R, T] and [R, S]. Pairs of the same segment attend.
 
     A causal mask also hides later keys. A window hides later keys and all keys before the window.
     Segments are runs of consecutive tokens.
     """
 
-    def together(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def same_segment(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return queries[b, i] == keys[b, j]
 
-    def together_and_earlier(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def earlier(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (queries[b, i] == keys[b, j]) & (i >= j)
 
-    def near(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def in_window(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (queries[b, i] == keys[b, j]) & (i >= j) & (i - j < window)
 
-    by_segment = together_and_earlier if causal else together
-    attends = near if window else by_segment
+    attends = earlier if causal else same_segment
+    if window:
+        attends = in_window
     # The compiled function checks every pair without a tensor of all pairs.
-    create = (
-        create_block_mask
-        if queries.device.type == "cpu"
-        else _compiled(create_block_mask)
-    )
+    is_on_cpu = queries.device.type == "cpu"
+    create = create_block_mask if is_on_cpu else _compiled(create_block_mask)
     mask: BlockMask = create(
         attends,
         len(queries),
@@ -170,12 +169,13 @@ def _attend(
     """Attention function for transformers: [R, H, T, d] each, to [R, T, H, d]."""
     plan = planned(plan, more)
     query, key, value = as_attended(query, key, value)
-    is_across = is_cross_attention(module, plan)
-    mask = plan.across if is_across else plan.own
-    if sliding_window and plan.near is not None:
-        mask = plan.near
-    # T5 gives its cross-attention a bias of zeros.
-    bias = None if is_across else position_bias
+    is_cross = is_cross_attention(module, plan)
+    mask = plan.cross_attention if is_cross else plan.self_attention
+    if sliding_window and plan.windowed is not None:
+        mask = plan.windowed
+    # T5 passes a bias of zeros to its cross-attention.
+    bias = None if is_cross else position_bias
+    plain_options, biased_options = plan.kernels
 
     output = attend(
         query,
@@ -187,7 +187,7 @@ def _attend(
         dropout=dropout,
         pair=next_pair(module, dropout),
         cap=softcap,
-        options=plan.kernels[bias is not None],
+        options=plain_options if bias is None else biased_options,
     )
     return output.transpose(1, 2), None
 
@@ -211,8 +211,8 @@ def attend(
 ) -> Tensor:
     """Compute softmax(scale * q @ k.T + bias) @ v over the pairs of the mask, [R, H, T, d].
 
-    A query without any pair gets 0. Each row of the expanded bias has its own gradient. Their sum
-    has a fixed order, so its bits do not change.
+    A query without any pair gets 0. Each row of the expanded bias has its own gradient. The rows
+    are summed in a fixed order, so the gradient is bitwise reproducible.
 
     Args:
         query: [R, H, T, d].
@@ -221,61 +221,58 @@ def attend(
         block_mask: The pairs.
         bias: [1, H, T, S], added to the scores; None without one.
         scale: Factor of the scores.
-        dropout: Probability of a pair to be dropped.
-        pair: Keys that determine the dropped pairs; None for random pairs.
+        dropout: Probability that a pair is dropped.
+        pair: Hash keys that determine the dropped pairs; None for random pairs.
         cap: c of a model with scores c * tanh(s / c). Such a model has no bias.
         options: Options of the kernels.
         kernel: Replacement for `flex_attention`, for tests.
     """
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
-    kernel = kernel or _kernel(query, rows)
-    change = with_bias(rows) if cap is None else _with_cap(cap)
+    kernel = kernel or _select_kernel(query, rows)
+    score_mod = bias_score_mod(rows) if cap is None else _cap_score_mod(cap)
     settings: dict[str, Any] = {
         "block_mask": block_mask,
         "scale": scale,
         "kernel_options": options,
     }
     if dropout == 0.0:
-        output: Tensor = kernel(query, key, value, score_mod=change, **settings)
+        output: Tensor = kernel(query, key, value, score_mod=score_mod, **settings)
         return output
 
-    if pair is None:
-        query_keys, key_keys = (
-            torch.randint(
-                -(2**31), 2**31, (len(query), side.shape[2]), device=query.device
-            )
-            for side in (query, key)
-        )
-    else:
-        query_keys, key_keys = pair
+    query_keys, key_keys = pair or (_random_keys(query), _random_keys(key))
+    query_numbers = head_numbers(query_keys, query.shape[1])
     threshold = round(dropout * PAIR_STEPS)
-    drop = _with_dropout(
-        change, head_numbers(query_keys, query.shape[1]), key_keys.int(), threshold
-    )
+    dropping = _dropout_score_mod(score_mod, query_numbers, key_keys.int(), threshold)
 
     settings["return_aux"] = AuxRequest(lse=True)
-    output_kept, sums_kept = kernel(query, key, value, score_mod=drop, **settings)
+    output_kept, sums_kept = kernel(query, key, value, score_mod=dropping, **settings)
     few_values = value.detach()[..., :_LSE_COLUMNS]
-    _, sums_all = kernel(query, key, few_values, score_mod=change, **settings)
+    _, sums_all = kernel(query, key, few_values, score_mod=score_mod, **settings)
 
     # A query without a kept pair, such as padding, has sums of zero, and both logarithms may be
     # minus infinity.
     is_empty = sums_kept.lse.isneginf()
-    logarithm = sums_kept.lse - sums_all.lse.masked_fill(is_empty, 0.0)
-    share = logarithm.masked_fill(is_empty, -torch.inf).exp()
-    factor = share * (PAIR_STEPS / (PAIR_STEPS - threshold))
+    log_ratio = sums_kept.lse - sums_all.lse.masked_fill(is_empty, 0.0)
+    ratio = log_ratio.masked_fill(is_empty, -torch.inf).exp()
+    factor = ratio * (PAIR_STEPS / (PAIR_STEPS - threshold))
     scaled: Tensor = (output_kept * factor[..., None]).to(value.dtype)
     return scaled
 
 
-def _with_cap(cap: float) -> ScoreMod:
+def _random_keys(tokens: Tensor) -> Tensor:
+    """Sample hash keys [R, T] for queries or keys [R, H, T, d]."""
+    shape = (len(tokens), tokens.shape[2])
+    return torch.randint(-(2**31), 2**31, shape, device=tokens.device)
+
+
+def _cap_score_mod(cap: float) -> ScoreMod:
     def capped(score: Tensor, _b: Tensor, _h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
         return torch.tanh(score / cap) * cap
 
     return capped
 
 
-def with_bias(bias: Tensor | None) -> ScoreMod | None:
+def bias_score_mod(bias: Tensor | None) -> ScoreMod | None:
     """Return a score function that adds [R, H, T, S]; None without a bias."""
     if bias is None:
         return None
@@ -286,25 +283,28 @@ def with_bias(bias: Tensor | None) -> ScoreMod | None:
     return add_bias
 
 
-def _with_dropout(
-    change: ScoreMod | None, queries: Tensor, keys: Tensor, threshold: int
+def _dropout_score_mod(
+    score_mod: ScoreMod | None, queries: Tensor, keys: Tensor, threshold: int
 ) -> ScoreMod:
-    """Change scores, and drop pairs by the numbers [R, H, T] and [R, S], both int32."""
+    """Extend a score function to drop pairs, by the numbers [R, H, T] and [R, S] int32.
+
+    A pair is dropped if its number is below the threshold.
+    """
 
     def drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        if change is not None:
-            score = change(score, b, h, i, j)
+        if score_mod is not None:
+            score = score_mod(score, b, h, i, j)
         is_kept = pair_number(queries[b, h, i], keys[b, j]) >= threshold
         return torch.where(is_kept, score, -float("inf"))
 
     return drop
 
 
-def _kernel(query: Tensor, bias: Tensor | None) -> Callable[..., Any]:
+def _select_kernel(query: Tensor, bias: Tensor | None) -> Callable[..., Any]:
+    """Return the function that computes `flex_attention` for a query's device."""
     if query.device.type == "cpu":
-        return (
-            reference if kind_of(query) == "cpu" else partial(kernel_shapes, bias=bias)
-        )
+        is_outline = kind_of(query) != "cpu"
+        return partial(kernel_shapes, bias=bias) if is_outline else reference
     if torch.compiler.is_compiling():
         return cast("Callable[..., Any]", flex_attention)
     return _compiled(flex_attention)
@@ -340,31 +340,36 @@ class _KernelShapes(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, bias, _, sums = ctx.saved_tensors
-        _products = torch.empty_like(sums)  # product of each output and its gradient
+        # The kernel also allocates the dot product of each output and its gradient.
+        _dot_products = torch.empty_like(sums)
         gradients = [torch.empty_like(tensor) for tensor in inputs]
-        # Each row has its own gradient: it has the shape of the expanded bias.
-        needs_bias = bias is not None and ctx.needs_input_grad[3]
-        return (*gradients, bias.new_empty(bias.shape) if needs_bias else None)
+        grad_bias = None
+        if bias is not None and ctx.needs_input_grad[3]:
+            # Each row has its own gradient: the shape is the shape of the expanded bias.
+            grad_bias = bias.new_empty(bias.shape)
+        return (*gradients, grad_bias)
 
 
 @cache
 def _compiled(
     function: Callable[..., Any], *, strict: bool = False
 ) -> Callable[..., Any]:
-    """Compile FlexAttention for each pair of mask and score function.
+    """Return a function that compiles itself for each pair of mask and score function.
 
     Args:
-        function: `flex_attention`, or a function that builds its masks.
+        function: `flex_attention`, or `create_block_mask`.
         strict: Raise an error if a kernel needs too much shared memory. By default torch 2.13
-            removes the prefetching of loads instead.
+            disables the prefetching of loads instead.
     """
-    from torch._dynamo import config  # loading it takes a second
+    from torch._dynamo import config  # this import takes a second
 
     # Above this limit, torch would silently compute the scores of all pairs.
     config.recompile_limit = max(config.recompile_limit, _MAX_RECOMPILES)
-    options = torch._inductor.list_options() if strict else []  # noqa: SLF001
-    retry = "triton.dynamic_disable_pipelining"
-    return torch.compile(function, options={retry: False} if retry in options else None)
+    options: dict[str, Any] | None = None
+    disable_pipelining = "triton.dynamic_disable_pipelining"
+    if strict and disable_pipelining in torch._inductor.list_options():  # noqa: SLF001
+        options = {disable_pipelining: False}
+    return torch.compile(function, options=options)
 
 
 def reference(
@@ -378,29 +383,32 @@ def reference(
     return_aux: AuxRequest | None = None,
     **_: Any,
 ) -> Any:
-    """Compute `flex_attention` by its definition. PyTorch's has no backward on a CPU."""
-    rows, heads, queries, keys = *query.shape[:3], key.shape[2]
+    """Compute `flex_attention` by its definition, because PyTorch's has no backward on a CPU."""
+    rows = len(query)
+    n_queries, n_keys = query.shape[2], key.shape[2]
     exact = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ key.transpose(-1, -2)).to(exact) * scale
     if score_mod is not None:
-        sizes = (rows, heads, queries, keys)
         indices = [
-            torch.arange(n, dtype=torch.int32, device=query.device) for n in sizes
+            torch.arange(size, dtype=torch.int32, device=query.device)
+            for size in scores.shape
         ]
-        each: Callable[..., Tensor] = score_mod
+        modify: Callable[..., Tensor] = score_mod
+        # The function of one score becomes a function of all: one dimension per `vmap`.
         for dim in (3, 2, 1, 0):
-            each = torch.vmap(
-                each, in_dims=(0, *(0 if n == dim else None for n in range(4)))
-            )
-        scores = each(scores, *indices)
+            index_dims = (0 if n == dim else None for n in range(4))
+            modify = torch.vmap(modify, in_dims=(0, *index_dims))
+        scores = modify(scores, *indices)
     attends = create_mask(
-        block_mask.mask_mod, rows, None, queries, keys, device=query.device
+        block_mask.mask_mod, rows, None, n_queries, n_keys, device=query.device
     )
     scores = scores.masked_fill(~attends, -torch.inf)
 
+    # A query without any pair gets zeros. Its softmax would be NaN.
     is_empty = scores.isneginf().all(-1, keepdim=True)
     filled = scores.masked_fill(is_empty, 0.0)
-    output = filled.softmax(-1).masked_fill(is_empty, 0.0).to(value.dtype) @ value
+    weights = filled.softmax(-1).masked_fill(is_empty, 0.0)
+    output = weights.to(value.dtype) @ value
     if return_aux is None:
         return output
     lse = filled.logsumexp(-1).masked_fill(is_empty[..., 0], -torch.inf)
@@ -412,7 +420,7 @@ _SHARED_MEMORY: Final = re.compile(r"Required: (\d+)\D+limit: ?(\d+)")
 _TOO_MUCH: Final = "torch's own need {:,} bytes of shared memory and the card has {:,}"
 _TOLERANCE: Final = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Largest error relative to the definition in float32, as a share of the largest number. float32
-products may use TF32. A kernel that sees another example has an error of about 1."""
+matmuls may use TF32. If tokens attend to another example, the error is about 1."""
 
 
 @dataclass(frozen=True)
@@ -441,41 +449,60 @@ class KernelChoice:
 def kernels_on(
     device: torch.device, dtype: torch.dtype, size: int, *, biased: bool
 ) -> KernelChoice:
-    """Search for kernels that work on a GPU with heads of `size` columns, with and without dropout.
+    """Try kernels on a GPU for heads of `size` columns, with and without dropout.
 
-    Blocks become smaller after each failure.
+    After each failure, the blocks of the failed forward or backward kernel become smaller.
+
+    Returns:
+        The first kernels that work, and the reason why torch's own did not.
     """
     forward, backward = [*_FORWARD], [*_BACKWARD]
     options, first_reason = _TORCH_BLOCKS, ""
     while True:
-        try:
-            with (
-                torch.random.fork_rng([device]),
-                torch.inference_mode(False),
-                torch.enable_grad(),
-                torch.autocast(device.type, enabled=False),
-            ):
-                error_share = _error(device, dtype, size, options, biased=biased)
-            if error_share <= _TOLERANCE[dtype]:
-                return KernelChoice(options, first_reason)
-            message = f"torch's own are off by {error_share:.1e}"
-        except Exception as error:  # noqa: BLE001 - any error of a kernel or its compiler
-            message = _RAISED_BY.sub("", str(error).strip()) or repr(error)
-
-        needs = _SHARED_MEMORY.search(message)
-        reason = (
-            _TOO_MUCH.format(*map(int, needs.groups()))
-            if needs
-            else message.splitlines()[0]
-        )
-        first_reason = first_reason or reason
+        message = _try_kernels(device, dtype, size, options, biased=biased)
+        if not message:
+            return KernelChoice(options, first_reason)
+        first_reason = first_reason or _shorten_reason(message)
         smaller = backward if "_backward" in message else forward
         if not smaller:
             return KernelChoice(None, first_reason)
         options = {**options, **smaller.pop(0)}
 
 
-def _error(
+def _try_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    size: int,
+    options: Options,
+    *,
+    biased: bool,
+) -> str:
+    """Compute a small batch. Return the error message, or "" if the kernels work."""
+    try:
+        with (
+            torch.random.fork_rng([device]),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
+            error_share = _largest_error(device, dtype, size, options, biased=biased)
+        if error_share <= _TOLERANCE[dtype]:
+            return ""
+    except Exception as error:  # noqa: BLE001 - any error of a kernel or its compiler
+        return _RAISED_BY.sub("", str(error).strip()) or repr(error)
+    return f"torch's own are off by {error_share:.1e}"
+
+
+def _shorten_reason(message: str) -> str:
+    """Reduce a kernel's error message to its needs of shared memory, or to its first line."""
+    needs = _SHARED_MEMORY.search(message)
+    if needs is None:
+        return message.splitlines()[0]
+    required, limit = map(int, needs.groups())
+    return _TOO_MUCH.format(required, limit)
+
+
+def _largest_error(
     device: torch.device,
     dtype: torch.dtype,
     size: int,
@@ -483,20 +510,21 @@ def _error(
     *,
     biased: bool,
 ) -> float:
-    """Largest error of outputs and gradients relative to the definition of attention."""
+    """Return the largest error of outputs and gradients, relative to the definition of attention.
+
+    The result is NaN if a number is NaN.
+    """
     torch.manual_seed(0)
     rows = heads = 2
     length = 320
-    segments = torch.zeros(rows, length, dtype=torch.int32)
-    for row, ends in enumerate(((70, 200, 310), (250, 256, 320))):
-        for number, end in reversed(list(enumerate(ends, start=1))):
-            segments[row, :end] = number
+    segments = _sample_segments(length)
     mask = _block_mask(segments.to(device), segments.to(device), causal=True)
 
-    shapes = [(rows, heads, length, size)] * 4
+    shape = (rows, heads, length, size)
+    shapes = [shape, shape, shape, shape]
     if biased:
         shapes.append((1, heads, length, length))
-    slope, *inputs = (torch.randn(shape, device=device) for shape in shapes)
+    grad_output, *inputs = (torch.randn(shape, device=device) for shape in shapes)
 
     def compute(dtype: torch.dtype, kernel: Callable[..., Any] | None) -> list[Tensor]:
         torch.manual_seed(1)  # determines the dropped pairs
@@ -514,20 +542,29 @@ def _error(
             kernel=kernel,
         )
         gradients = torch.autograd.grad(
-            output, (q, k, v, *biases), slope.to(output.dtype)
+            output, (q, k, v, *biases), grad_output.to(output.dtype)
         )
         return [output.detach(), *gradients]
 
+    kernel = None if device.type == "cpu" else _compiled(flex_attention, strict=True)
+    results = compute(dtype, kernel)
+    expected_results = compute(torch.float32, reference)
     is_real = (segments > 0).to(device)[:, None, :, None]
-    kernels = None if device.type == "cpu" else _compiled(flex_attention, strict=True)
     errors = []
-    for result, expected in zip(
-        compute(dtype, kernels), compute(torch.float32, reference), strict=True
-    ):
-        has_padding = expected.shape[-1] == size  # all but the gradient of the bias
-        counted = (
-            is_real if has_padding else torch.ones_like(expected, dtype=torch.bool)
-        )
+    for result, expected in zip(results, expected_results, strict=True):
+        # Padding does not count. The gradient of the bias is a sum over rows and counts entirely.
+        has_padding = expected.shape[-1] == size
+        counted = is_real if has_padding else torch.ones_like(is_real[:1])
         difference = (result.float() - expected) * counted
         errors.append(difference.abs().max() / (expected * counted).abs().max())
-    return float(torch.stack(errors).max())  # NaN if one of the errors is NaN
+    return float(torch.stack(errors).max())
+
+
+def _sample_segments(length: int) -> Tensor:
+    """Build segment numbers [2, length] of examples with edges inside and between blocks."""
+    segments = torch.zeros(2, length, dtype=torch.int32)
+    for row, ends in enumerate(((70, 200, 310), (250, 256, 320))):
+        starts = (0, *ends[:-1])
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True), start=1):
+            segments[row, start:end] = number
+    return segments

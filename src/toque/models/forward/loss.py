@@ -1,13 +1,15 @@
 """Training loss: a sum over target tokens, which the caller divides once by the update's tokens.
 
 Fused linear cross-entropy in chunks: the logits of an entire batch never exist together. In
-bfloat16 on a CPU, products have 16 bits and the softmax is in float32, block by block.
+bfloat16 on a CPU, matmuls have 16 bits and the softmax is in float32, block by block.
 
-Letters: N positions with a label, D hidden size, V vocabulary, C rows of a chunk, P padded V.
+Letters: N positions with a label, D hidden size, V vocabulary size, C rows of a chunk, R rows of a
+padded chunk, P padded V.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch, DecoderBatch
-from toque.hardware.onednn import product
+from toque.hardware.onednn import onednn_linear
 from toque.models.forward.cpu_linear import (
     by_onednn,
     kind_of,
@@ -36,10 +38,11 @@ def loss_sum(
 ) -> Tensor:
     """Compute the cross-entropy of the batch's labels in nats, [] float32: a sum, not an average.
 
-    The sum over a batch equals the sum over its parts, in any division. The keyword arguments are
-    passed to `cross_entropy_sum`.
+    The loss of a batch equals the sum of its parts' losses, however it is divided. The keyword
+    arguments are passed to `cross_entropy_sum`.
     """
     weight, bias = output_head(model)
+    n_labels = None if batch.labelled is None else sum(batch.labelled)
     return cross_entropy_sum(
         hidden_states(model, batch),
         weight,
@@ -47,27 +50,31 @@ def loss_sum(
         bias=bias,
         smoothing=smoothing,
         chunk_rows=chunk_rows,
-        n_labels=None if batch.labelled is None else sum(batch.labelled),
+        n_labels=n_labels,
         cap=logit_cap(model),
     )
 
 
 def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
-    """Compute the log-probability in nats of each label, [R, L] or [R, T]; 0 without a label."""
+    """Compute the log-probability of each label in nats, in the shape of the labels.
+
+    Positions without a label are 0.
+    """
     weight, bias = output_head(model)
+    cap = logit_cap(model)
     hidden = hidden_states(model, batch)
     is_labelled = batch.labels != IGNORE
-    inputs, labels = hidden[is_labelled], batch.labels[is_labelled]
+    labels = batch.labels[is_labelled]
+
     chunk_rows = usual_chunk_rows(weight.shape[0], labels.device.type)
-    chunks = zip(
-        torch.split(inputs, chunk_rows), torch.split(labels, chunk_rows), strict=True
-    )
+    chunks = torch.split(hidden[is_labelled], chunk_rows)
+    label_chunks = torch.split(labels, chunk_rows)
     nats = []
-    for chunk, targets in chunks:
-        logits = capped(
-            F.linear(chunk, weight.to(chunk.dtype), bias).float(), logit_cap(model)
-        )
-        nats.append(F.cross_entropy(logits, targets, reduction="none"))
+    for chunk, targets in zip(chunks, label_chunks, strict=True):
+        logits = F.linear(chunk, weight.to(chunk.dtype), bias).float()
+        loss = F.cross_entropy(capped(logits, cap), targets, reduction="none")
+        nats.append(loss)
+
     result = torch.zeros(batch.labels.shape, device=labels.device)
     result[is_labelled] = -torch.cat(nats)
     return result
@@ -80,42 +87,45 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
 
 def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
     """Compute the loss of each example in nats, by row, in the order of `batch.example_ids`."""
+    nats = -log_probabilities(model, batch)
     segments = (
         batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
     )
-    nats = -log_probabilities(model, batch)
+
+    # Segment numbers start at 1. Number 0 is padding.
     n_segments = max(map(len, batch.example_ids), default=0)
-    sums = nats.new_zeros(batch.n_rows, n_segments + 1).scatter_add_(
-        1, segments.long(), nats
-    )
-    table = sums[:, 1:].tolist()
-    return [row[: len(ids)] for row, ids in zip(table, batch.example_ids, strict=True)]
+    sums = nats.new_zeros(batch.n_rows, n_segments + 1)
+    sums.scatter_add_(1, segments.long(), nats)
+    by_row = sums[:, 1:].tolist()
+    return [row[: len(ids)] for row, ids in zip(by_row, batch.example_ids, strict=True)]
 
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Logits of a default chunk: 64 MiB of float32 on a CPU, 512 MiB on a GPU. On a CPU the products
-of 320 rows with GPT-2's head reach 82 GFLOP/s per core, and the products of 167 rows 72."""
+"""Logits of a default chunk: 64 MiB of float32 on a CPU, 512 MiB on a GPU. On a CPU, matmuls of 320
+rows with GPT-2's head reach 82 GFLOP/s per core, and matmuls of 167 rows 72."""
 _BF16_CHUNK: Final = 4
-"""Size of a chunk of bfloat16 logits, in default chunks. It uses as many bytes as float32 logits
-and their gradient. The products of 1,344 rows with GPT-2's head reach 770 GFLOP/s, and of 672 rows
-720 (two cores)."""
-# Elements of a float32 block of the softmax: 8 MiB fit the cache.
+"""Rows of a bfloat16 chunk, as a multiple of a default chunk's rows. Its logits take as many bytes
+as a default chunk's float32 logits and their gradient. Matmuls of 1,344 rows with GPT-2's head
+reach 770 GFLOP/s, and matmuls of 672 rows 720 (two cores)."""
+# Elements per float32 block of the softmax. 8 MiB fit the cache.
 _BLOCK_ELEMENTS: Final = 1 << 21
-# Columns per product of slopes and matrix; with 32,128 it is 14 % slower.
+# Vocabulary columns per matmul for the input's gradient. One matmul of all 32,128 is 14 % slower.
 _COLUMNS: Final = 4096
-_TINY: Final = 1e-30  # smaller shares are computed from the logits again
+# Smaller probabilities are computed from the logits again, because their logarithm is inexact.
+_TINY: Final = 1e-30
+_FLOAT32_BYTES: Final = 4
 
 
 def usual_chunk_rows(vocab_size: int, device_type: str) -> int:
     """Return the number of positions in an efficient chunk."""
-    return max(
-        64, _CHUNK_ELEMENTS.get(device_type, _CHUNK_ELEMENTS["cuda"]) // vocab_size
-    )
+    elements = _CHUNK_ELEMENTS.get(device_type, _CHUNK_ELEMENTS["cuda"])
+    return max(64, elements // vocab_size)
 
 
 def logits_bytes(vocab_size: int, device_type: str, *, positions: int) -> int:
-    """Return the largest memory of float32 logits and their softmax, in bytes."""
-    return 8 * vocab_size * min(positions, usual_chunk_rows(vocab_size, device_type))
+    """Return the peak memory of a chunk's float32 logits and their softmax, in bytes."""
+    rows = min(positions, usual_chunk_rows(vocab_size, device_type))
+    return 2 * _FLOAT32_BYTES * vocab_size * rows
 
 
 def cross_entropy_sum(
@@ -132,8 +142,8 @@ def cross_entropy_sum(
     """Sum the cross-entropy of `softmax(hidden @ weight.T + bias)` over labels, in nats.
 
     Gradients are computed together with the loss, chunk by chunk, for inputs that require one.
-    Under autocast the products use its precision. Softmax, loss and the sum of the weight's
-    gradient are float32.
+    Under autocast the matmuls use its precision. The softmax, the loss and the accumulated gradient
+    of the weight are float32.
 
     Args:
         hidden: Hidden states [..., D].
@@ -142,12 +152,13 @@ def cross_entropy_sum(
         bias: Bias of the output head, [V].
         smoothing: Label smoothing e with the targets (1 - e) * onehot + e / V (Szegedy et al. 2016,
             arXiv 1512.00567, section 7), as in `F.cross_entropy`.
-        chunk_rows: Positions per chunk; an efficient number by default.
+        chunk_rows: Positions per chunk; `usual_chunk_rows` by default.
         n_labels: Number of labelled positions. Without it, the host waits for a GPU to count them.
         cap: c of logits c * tanh(logits / c) (Gemma Team 2024, arXiv 2408.00118, section 2).
 
     Returns:
-        [] float32, or float64 if `hidden` is. Without any label it is zero, with zero gradients.
+        The loss, [] float32, or float64 if `hidden` is float64. Without any label, the loss and the
+        gradients are zero.
 
     Raises:
         ValueError: Shapes do not match, or the smoothing is not in [0, 1].
@@ -175,63 +186,141 @@ def cross_entropy_sum(
     return loss
 
 
+@dataclass(frozen=True)
+class _Precision:
+    """Number formats of one call, and the implementation of its matmuls."""
+
+    compute: torch.dtype  # format of the matmuls
+    exact: torch.dtype  # format of the softmax, the loss and the weight's gradient
+    on_cpu: bool
+    uses_onednn: bool  # float32 matmuls use oneDNN
+    # bfloat16 on a CPU: chunks and vocabulary are padded, and the softmax is computed in blocks.
+    is_padded_bf16: bool
+
+    @classmethod
+    def of(cls, hidden: Tensor, *, smoothing: float, cap: float | None) -> _Precision:
+        """Select the formats for hidden states by their device and autocast."""
+        device_type = hidden.device.type
+        compute = hidden.dtype
+        if torch.is_autocast_enabled(device_type):
+            compute = torch.get_autocast_dtype(device_type)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        on_cpu = kind_of(hidden) == "cpu"
+        is_float32 = compute == exact == torch.float32
+        # The softmax in blocks has no cap, and no smoothing, which needs every log-probability.
+        is_plain = smoothing == 0.0 and cap is None
+        return cls(
+            compute,
+            exact,
+            on_cpu,
+            uses_onednn=on_cpu and is_float32 and by_onednn(hidden.device),
+            is_padded_bf16=on_cpu and compute == torch.bfloat16 and is_plain,
+        )
+
+    def matmul_transposed(
+        self, left: Tensor, right: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """Compute `left @ right.T`. oneDNN allocates the result and ignores `out`."""
+        if self.uses_onednn:
+            return onednn_linear(left, right)
+        return torch.mm(left, right.T, out=out)
+
+    def chunk_rows(self, n_labels: int, requested: int) -> int:
+        """Return the rows per chunk. Padded bfloat16 has equal chunks of a larger size.
+
+        The chunks are at most a quarter larger than `_BF16_CHUNK` requires. A short last chunk
+        would need another pass over the weight's entire gradient.
+        """
+        if not self.is_padded_bf16:
+            return requested
+        largest = _BF16_CHUNK * requested * 5 // 4
+        n_chunks = max(1, -(-n_labels // largest))
+        return max(1, -(-n_labels // n_chunks))
+
+    def allocate_logits(self, matrix: Tensor, rows: int) -> Tensor:
+        """Allocate memory for the logits that all chunks share, or no rows without sharing.
+
+        On a GPU new memory costs nothing. oneDNN allocates its results.
+        """
+        if not self.on_cpu or self.uses_onednn:
+            rows = 0
+        elif self.is_padded_bf16:
+            rows = padded_length(rows)
+        return matrix.new_empty(rows, len(matrix))
+
+
 @dataclass
 class _Gradients:
-    """Gradients that are needed, summed over chunks."""
+    """Required gradients, summed over chunks."""
 
+    precision: _Precision
     hidden: Tensor | None  # zero at positions without a label
     # Set by the first chunk, because zeroing V x D takes time on a CPU.
     weight: Tensor | None
     bias: Tensor | None
-    _product: Tensor | None = None
+    _bf16_part: Tensor | None = None  # one chunk's gradient of the padded weight
     _is_first: bool = True
 
+    @classmethod
+    def allocate(
+        cls,
+        precision: _Precision,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        needs: Sequence[bool],
+    ) -> _Gradients:
+        """Allocate the gradients of those inputs that need one."""
+        exact = precision.exact
+        needs_hidden, needs_weight, needs_bias = needs
+        return cls(
+            precision,
+            torch.zeros_like(hidden) if needs_hidden else None,
+            torch.empty_like(weight, dtype=exact) if needs_weight else None,
+            torch.zeros_like(bias, dtype=exact)
+            if needs_bias and bias is not None
+            else None,
+        )
+
     def add(
-        self,
-        rows: Tensor,
-        chunk: Tensor,
-        slope: Tensor,
-        matrix: Tensor,
-        *,
-        fast: bool,
-        padded: bool,
+        self, rows: Tensor, chunk: Tensor, grad_logits: Tensor, matrix: Tensor
     ) -> None:
-        """Add the gradients of inputs [C, D] with slopes [C, V].
+        """Add a chunk's gradients of the inputs and the weight.
 
         Args:
             rows: Positions of the inputs.
-            chunk: The inputs, with rows of zeros at the end if `padded`.
-            slope: Gradient by the logits.
-            matrix: The weight.
-            fast: Use oneDNN's float32 products.
-            padded: Slopes and weight are padded bfloat16.
+            chunk: The inputs, [C, D], or [R, D] with rows of zeros in padded bfloat16.
+            grad_logits: Gradient of the logits, [C, V] or [R, P].
+            matrix: The weight, [V, D] or [P, D].
         """
         if self.hidden is not None:
-            if padded:
-                back = _input_gradient(slope, matrix)[: len(rows)]
+            if self.precision.is_padded_bf16:
+                grad_chunk = _input_gradient(grad_logits, matrix)[: len(rows)]
             else:
-                back = _times(slope, matrix.T, fast=fast)
-            self.hidden.index_copy_(0, rows, back.to(self.hidden.dtype))
-        if self.weight is None:
-            return
-        if padded:
-            self._product = torch.mm(slope.T, chunk, out=self._product)
-            _add_in_pieces(
-                self.weight, self._product[: len(self.weight)], first=self._is_first
-            )
-        elif slope.dtype == self.weight.dtype and not fast:
+                grad_chunk = self.precision.matmul_transposed(grad_logits, matrix.T)
+            self.hidden.index_copy_(0, rows, grad_chunk.to(self.hidden.dtype))
+        if self.weight is not None:
+            self._add_to_weight(self.weight, chunk, grad_logits)
+            self._is_first = False
+
+    def _add_to_weight(self, total: Tensor, chunk: Tensor, grad_logits: Tensor) -> None:
+        if self.precision.is_padded_bf16:
+            part = torch.mm(grad_logits.T, chunk, out=self._bf16_part)
+            self._bf16_part = part
+            _add_in_pieces(total, part[: len(total)], first=self._is_first)
+        elif grad_logits.dtype == total.dtype and not self.precision.uses_onednn:
             # With beta = 0, BLAS ignores the previous content, even NaN.
-            self.weight.addmm_(slope.T, chunk, beta=0.0 if self._is_first else 1.0)
+            total.addmm_(grad_logits.T, chunk, beta=0.0 if self._is_first else 1.0)
         else:
-            part = _times(slope.T, chunk.T, fast=fast)
-            _ = self.weight.copy_(part) if self._is_first else self.weight.add_(part)
-        self._is_first = False
+            part = self.precision.matmul_transposed(grad_logits.T, chunk.T)
+            _ = total.copy_(part) if self._is_first else total.add_(part)
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Loss with gradients that forward computes from each chunk's logits, and backward scales.
+    """Loss that computes its gradients in the forward pass, from each chunk's logits.
 
-    To compute the logits again would need a third product with the output head.
+    The backward pass only scales them. Recomputing the logits there would need a third matmul with
+    the output head.
     """
 
     @staticmethod
@@ -248,88 +337,48 @@ class _CrossEntropySum(torch.autograd.Function):
         cap: float | None,
     ) -> Tensor:
         needs = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
-        exact = torch.promote_types(hidden.dtype, torch.float32)
-        gradients = _Gradients(
-            torch.zeros_like(hidden) if needs[0] else None,
-            torch.empty_like(weight, dtype=exact) if needs[1] else None,
-            torch.zeros_like(bias, dtype=exact)
-            if needs[2] and bias is not None
-            else None,
-        )
+        precision = _Precision.of(hidden, smoothing=smoothing, cap=cap)
+        gradients = _Gradients.allocate(precision, hidden, weight, bias, needs)
+        exact = precision.exact
         loss = torch.zeros((), dtype=exact, device=hidden.device)
 
-        kind, on_cpu = hidden.device.type, kind_of(hidden) == "cpu"
-        compute = (
-            torch.get_autocast_dtype(kind)
-            if torch.is_autocast_enabled(kind)
-            else hidden.dtype
-        )
-        fast = on_cpu and compute == exact == torch.float32 and by_onednn(hidden.device)
-        with torch.autocast(kind, enabled=False):
-            # Smoothing needs the logarithm of every share, and has no special path.
-            rounded = (
-                on_cpu
-                and compute == torch.bfloat16
-                and smoothing == 0.0
-                and cap is None
-            )
-            # Once per call and not per chunk; on a CPU once per update.
-            matrix = padded_copy(weight) if rounded else weight.to(compute)
-            # In ascending order. With a known count, the host does not wait for a GPU.
-            if on_cpu or n_labels is None:
-                labelled = (labels != IGNORE).nonzero().squeeze(1)
-            else:
-                labelled = (
-                    (labels == IGNORE).to(torch.uint8).argsort(stable=True)[:n_labels]
-                )
-            if rounded:
-                # Equal chunks, at most a quarter larger than usual. A short last chunk would need
-                # another pass over the weight's entire gradient.
-                chunks = max(
-                    1, -(-len(labelled) // (_BF16_CHUNK * chunk_rows * 5 // 4))
-                )
-                chunk_rows = max(1, -(-len(labelled) // chunks))
-            longest = min(chunk_rows, len(labelled))
-            # All chunks share this memory. On a GPU new memory costs nothing.
-            is_shared = on_cpu and not fast
-            if rounded:
-                longest = padded_length(longest)
-            products = matrix.new_empty(longest if is_shared else 0, len(matrix))
+        with torch.autocast(hidden.device.type, enabled=False):
+            # Cast once per call and not per chunk. On a CPU the copy is cached for an update.
+            is_padded = precision.is_padded_bf16
+            matrix = padded_copy(weight) if is_padded else weight.to(precision.compute)
+            labelled = _labelled_positions(labels, n_labels, on_cpu=precision.on_cpu)
+            chunk_rows = precision.chunk_rows(len(labelled), chunk_rows)
+            memory = precision.allocate_logits(matrix, min(chunk_rows, len(labelled)))
 
             for rows in torch.split(labelled, chunk_rows):
-                chunk = hidden.index_select(0, rows).to(compute)
+                chunk = hidden.index_select(0, rows).to(precision.compute)
                 targets = labels.index_select(0, rows)
-                if rounded:
-                    part, chunk, slope = _loss_and_slopes(
+                if is_padded:
+                    part, chunk, rounded = _padded_loss_and_gradient(
                         chunk,
                         matrix,
                         targets,
-                        products,
+                        memory,
                         bias=bias,
                         vocabulary=len(weight),
                     )
-                    grad_logits = slope[:, : len(weight)]
+                    grad_logits = rounded[:, : len(weight)]
                 else:
-                    out = products[: len(rows)] if len(products) else None
-                    logits = _times(chunk, matrix, fast=fast, out=out).to(exact)
+                    out = memory[: len(rows)] if len(memory) else None
+                    logits = precision.matmul_transposed(chunk, matrix, out).to(exact)
                     if bias is not None:
                         logits += bias
-                    slopes = None
-                    if (
-                        cap is not None
-                    ):  # the derivative of c * tanh(x / c) is 1 - tanh(x / c)^2
-                        logits = capped(logits, cap)
-                        slopes = (logits / cap).square_().neg_().add_(1.0)
-                    part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
+                    part, grad_logits = _loss_and_gradient(
+                        logits, targets, smoothing, cap
+                    )
                     del logits
-                    if slopes is not None:
-                        grad_logits.mul_(slopes)
-                    slope = grad_logits.to(compute)
+                    rounded = grad_logits.to(precision.compute)
+
                 loss += part
                 if gradients.bias is not None:
                     gradients.bias += grad_logits.sum(0, dtype=exact)
-                gradients.add(rows, chunk, slope, matrix, fast=fast, padded=rounded)
-                del grad_logits, slope  # free the memory before the next chunk
+                gradients.add(rows, chunk, rounded, matrix)
+                del grad_logits, rounded  # free the memory before the next chunk
 
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -353,14 +402,43 @@ class _CrossEntropySum(torch.autograd.Function):
 _uncompiled_sum: Any = torch.compiler.disable(_CrossEntropySum.apply)  # type: ignore[no-untyped-call]
 
 
+def _labelled_positions(
+    labels: Tensor, n_labels: int | None, *, on_cpu: bool
+) -> Tensor:
+    """Return the positions with a label, in ascending order.
+
+    With a known number of labels, the host does not wait for a GPU.
+    """
+    if on_cpu or n_labels is None:
+        return (labels != IGNORE).nonzero().squeeze(1)
+    is_ignored = (labels == IGNORE).to(torch.uint8)
+    return is_ignored.argsort(stable=True)[:n_labels]
+
+
 def _loss_and_gradient(
+    logits: Tensor, targets: Tensor, smoothing: float, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Cap logits [C, V]. Compute their loss in nats, [], and its gradient by the uncapped logits.
+
+    The gradient may replace `logits`.
+    """
+    if cap is None:
+        return _smoothed_loss_and_gradient(logits, targets, smoothing)
+    logits = capped(logits, cap)
+    # The derivative of c * tanh(x / c) is 1 - tanh(x / c)^2.
+    derivative = (logits / cap).square_().neg_().add_(1.0)
+    loss, gradient = _smoothed_loss_and_gradient(logits, targets, smoothing)
+    return loss, gradient.mul_(derivative)
+
+
+def _smoothed_loss_and_gradient(
     logits: Tensor, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """Compute the sum in nats, and its gradient p - (1 - e) * onehot - e/V, [C, V].
 
-    The loss is -(1 - e) * log p[y] - e * mean(log p). The gradient replaces `logits`. Few
-    operations on the entire chunk are best: on a busy CPU, every synchronisation of all threads
-    takes milliseconds. In blocks it takes 1.2 s for 520 rows, and here 0.04 s.
+    The loss is -(1 - e) * log p[y] - e * mean(log p). Few operations on the entire chunk are
+    fastest: on a busy CPU, every synchronisation of all threads takes milliseconds. In blocks, 520
+    rows take 1.2 s, and here 0.04 s.
     """
     column = targets[:, None]
     # In place on a CPU: the kernel has read a row's logits before it writes the row.
@@ -376,18 +454,11 @@ def _loss_and_gradient(
     return losses.sum(), logits
 
 
-def _times(
-    left: Tensor, right: Tensor, *, fast: bool, out: Tensor | None = None
-) -> Tensor:
-    """Compute `left @ right.T`. With `fast`, oneDNN computes it in new memory, not in `out`."""
-    return product(left, right) if fast else torch.mm(left, right.T, out=out)
-
-
-def _loss_and_slopes(
+def _padded_loss_and_gradient(
     chunk: Tensor,
     matrix: Tensor,
     targets: Tensor,
-    products: Tensor,
+    memory: Tensor,
     *,
     bias: Tensor | None,
     vocabulary: int,
@@ -398,67 +469,78 @@ def _loss_and_slopes(
         chunk: Hidden states.
         matrix: Weight of the output head, padded with zero rows.
         targets: Token ids [C].
-        products: Memory for the gradient, [at least R, P].
+        memory: Memory for the gradient, [at least R, P].
         bias: Bias of the output head [V].
         vocabulary: V.
 
     Returns:
-        The loss in nats, [] float32; the chunk [R, D], padded with zero rows; the gradient by the
-        logits [R, P] in `products`, zero where rows or columns are padded.
+        The loss in nats, [] float32; the chunk [R, D], padded with zero rows; the gradient of the
+        logits [R, P] in `memory`, with zeros in padded rows and columns.
     """
     n = len(chunk)
     padded = F.pad(chunk, (0, 0, 0, padded_length(n) - n))
-    slopes = torch.mm(padded, matrix.T, out=products[: len(padded)])
-    slopes[n:] = 0.0
-    slopes[:, vocabulary:] = 0.0
+    gradient = torch.mm(padded, matrix.T, out=memory[: len(padded)])
+    gradient[n:] = 0.0
+    gradient[:, vocabulary:] = 0.0
+
+    # One block of rows at a time: logits in bfloat16, softmax in float32, gradient in bfloat16.
     loss = torch.zeros((), dtype=torch.float32)
     rows = max(1, _BLOCK_ELEMENTS // vocabulary)
     block = torch.empty(min(rows, n), vocabulary, dtype=torch.float32)
-    parts = (torch.split(tensor, rows) for tensor in (slopes[:n, :vocabulary], targets))
-    for raw, chosen in zip(*parts, strict=True):
-        logits = block[: len(raw)].copy_(raw)
+    blocks = torch.split(gradient[:n, :vocabulary], rows)
+    for bf16_logits, block_targets in zip(
+        blocks, torch.split(targets, rows), strict=True
+    ):
+        logits = block[: len(bf16_logits)].copy_(bf16_logits)
         if bias is not None:
             logits += bias
-        column = chosen[:, None]
+        column = block_targets[:, None]
         # In place: the kernel has read a row's logits before it writes the row.
-        shares = torch.softmax(logits, 1, out=logits)
-        picked = shares.gather(1, column)
-        loss += _nats(picked.squeeze(1), raw, column, bias).sum()
-        raw.copy_(shares.scatter_(1, column, picked - 1.0))
-    return loss, padded, slopes
+        probabilities = torch.softmax(logits, 1, out=logits)
+        of_targets = probabilities.gather(1, column)
+        loss += _nats(of_targets.squeeze(1), bf16_logits, column, bias).sum()
+        bf16_logits.copy_(probabilities.scatter_(1, column, of_targets - 1.0))
+    return loss, padded, gradient
 
 
-def _input_gradient(slopes: Tensor, matrix: Tensor) -> Tensor:
-    """Compute `slopes @ matrix`, [R, P] and [P, D] to [R, D] float32."""
-    parts = (torch.split(slopes, _COLUMNS, 1), torch.split(matrix, _COLUMNS))
-    total = slopes.new_empty(len(slopes), matrix.shape[1], dtype=torch.float32)
-    for i, (slope, rows) in enumerate(zip(*parts, strict=True)):
-        _add_in_pieces(total, torch.mm(slope, rows), first=i == 0)
+def _input_gradient(grad_logits: Tensor, matrix: Tensor) -> Tensor:
+    """Compute `grad_logits @ matrix`, [R, P] and [P, D] to [R, D] float32."""
+    shape = (len(grad_logits), matrix.shape[1])
+    total = grad_logits.new_empty(shape, dtype=torch.float32)
+    column_blocks = torch.split(grad_logits, _COLUMNS, 1)
+    row_blocks = torch.split(matrix, _COLUMNS)
+    for i, (columns, rows) in enumerate(zip(column_blocks, row_blocks, strict=True)):
+        _add_in_pieces(total, torch.mm(columns, rows), first=i == 0)
     return total
 
 
 def _add_in_pieces(total: Tensor, part: Tensor, *, first: bool) -> None:
-    """Add a bfloat16 tensor to a float32 tensor of the same shape. The first part sets it.
+    """Add a bfloat16 tensor to a float32 tensor of the same shape. The first part sets the tensor.
 
     The pieces fit into the cache. torch would copy all of `part` to float32 in new memory.
     """
     rows = max(1, _BLOCK_ELEMENTS // total.shape[1])
-    for sums, piece in zip(
-        torch.split(total, rows), torch.split(part, rows), strict=True
-    ):
+    sums = torch.split(total, rows)
+    for block, piece in zip(sums, torch.split(part, rows), strict=True):
         if first:
-            sums.copy_(piece)
+            block.copy_(piece)
         else:
-            sums.add_(piece)
+            block.add_(piece)
 
 
-def _nats(shares: Tensor, raw: Tensor, column: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute -log of the targets' shares [C]. Tiny shares are computed from the logits again."""
-    nats = -shares.log()
-    lost = (shares < _TINY).nonzero().squeeze(1)
-    if len(lost):
-        logits = raw[lost].float()
+def _nats(
+    probabilities: Tensor, bf16_logits: Tensor, column: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Compute -log of the targets' probabilities [C].
+
+    Tiny probabilities are computed again, as log-probabilities of the logits.
+    """
+    nats = -probabilities.log()
+    tiny = (probabilities < _TINY).nonzero().squeeze(1)
+    if len(tiny):
+        logits = bf16_logits[tiny].float()
         if bias is not None:
             logits += bias
-        nats[lost] = -logits.log_softmax(1).gather(1, column[lost]).squeeze(1)
+        log_probabilities = logits.log_softmax(1)
+        nats[tiny] = -log_probabilities.gather(1, column[tiny]).squeeze(1)
     return nats

@@ -1,7 +1,7 @@
 """Outline of a training forward: tensors with shapes and no content, to predict its memory.
 
-Under `FakeTensorMode` tensors have no content, so the division into examples is computed first.
-Outlined tensors are on the CPU, because gradients on a GPU need a GPU. `as_on_a_gpu` makes them
+Under `FakeTensorMode` tensors have no content, so the division into examples is computed outside of
+it. Outlined tensors are on the CPU, because gradients on a GPU need a GPU. `as_on_a_gpu` makes them
 take the code paths of a GPU.
 
 Letters: R rows, L tokens of a row, N = R * L, D hidden size.
@@ -35,7 +35,7 @@ Where = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class OutlinedRows:
-    """Full rows without padding."""
+    """Sizes of full rows without padding."""
 
     rows: int
     source: int  # tokens of a row's source side; 0 for a decoder-only model
@@ -53,17 +53,18 @@ def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
     examples = rows.rows * rows.examples
     targets = _equal_examples(rows.rows * rows.target, examples)
     sources = _equal_examples(rows.rows * rows.source, examples)
-    across = [
+    # A decoder's queries are target tokens, and the keys of its cross-attention source tokens.
+    cross_attention = [
         (*target[:2], *source[:2])
         for target, source in zip(targets, sources, strict=True)
     ]
     encoder = AttentionPlan(sources)
-    decoder = AttentionPlan(targets, across if rows.source else None)
+    decoder = AttentionPlan(targets, cross_attention if rows.source else None)
 
-    # The groups are cached properties, and must be computed here.
+    # The groups are cached properties. They cannot be computed in `FakeTensorMode`.
     _ = (decoder.causal_groups, decoder.groups)
     if rows.source:
-        _ = (decoder.across_groups, encoder.groups)
+        _ = (decoder.cross_groups, encoder.groups)
     return encoder, decoder
 
 
@@ -78,13 +79,13 @@ def outlined_hidden(
     masks = masks_of(model)
     if masks is not None:
         masks.begin(source=source, target=target)
-    with attending_by(configs_of(model), varlen.NAME, plans[1]):
+    encoder, decoder = plans
+    with attending_by(configs_of(model), varlen.NAME, decoder):
         if not family_of(model.config).is_encoder_decoder:
-            return decoder_rows(model, target, target, plans[1])
-        longest = plans[0].longest, plans[1].longest
-        return scale_outputs(
-            model, t5_rows(model, source, target, plans, longest=longest)
-        )
+            return decoder_rows(model, target, target, decoder)
+        longest = (encoder.longest, decoder.longest)
+        hidden = t5_rows(model, source, target, plans, longest=longest)
+        return scale_outputs(model, hidden)
 
 
 def outlined_batch(rows: OutlinedRows) -> Batch:
@@ -96,14 +97,23 @@ def outlined_batch(rows: OutlinedRows) -> Batch:
     n = rows.target
     ids = (tuple(range(rows.examples)),) * rows.rows
     labelled = (n,) * rows.rows
-    segments = zeros(n, torch.int32)
     if not rows.source:
         return DecoderBatch(
-            zeros(n), ids, zeros(n), segments, zeros(n), labelled=labelled
+            labels=zeros(n),
+            example_ids=ids,
+            tokens=zeros(n),
+            segments=zeros(n, torch.int32),
+            positions=zeros(n),
+            labelled=labelled,
         )
-    source, source_segments = zeros(rows.source), zeros(rows.source, torch.int32)
     return EncoderDecoderBatch(
-        zeros(n), ids, source, source_segments, zeros(n), segments, labelled=labelled
+        labels=zeros(n),
+        example_ids=ids,
+        source_tokens=zeros(rows.source),
+        source_segments=zeros(rows.source, torch.int32),
+        target_tokens=zeros(n),
+        target_segments=zeros(n, torch.int32),
+        labelled=labelled,
     )
 
 
@@ -119,7 +129,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 class _GpuOperators(TorchFunctionMode):
-    """Replacement of operators that use more or less memory on a GPU than on a CPU."""
+    """Context that replaces operators with different memory on a GPU and a CPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -137,12 +147,10 @@ class _GpuOperators(TorchFunctionMode):
 def _dropout(
     values: Tensor, p: float = 0.5, training: object = 1, *_: Any, **__: Any
 ) -> Tensor:
-    """Save a byte per element for backward, as a GPU does. A CPU saves a factor per element."""
-    return (
-        torch.native_dropout(values, p, train=True)[0]
-        if training and p > 0.0
-        else values
-    )
+    """Save a byte per element for the backward pass, as on a GPU. A CPU saves a factor each."""
+    if not training or p == 0.0:
+        return values
+    return torch.native_dropout(values, p, train=True)[0]
 
 
 def sdpa_shapes(
@@ -154,9 +162,9 @@ def sdpa_shapes(
     **__: Any,
 ) -> Tensor:
     """Outline `F.scaled_dot_product_attention` on a GPU: the tensors that it saves and returns."""
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    device_type = query.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
         query, key, value = (t.to(dtype) for t in (query, key, value))
     # A boolean mask becomes zeros and minus infinity in the precision of the scores.
     mask = None if attn_mask is None else attn_mask.to(query.dtype)

@@ -3,7 +3,7 @@
 transformers' modules compute it. This module keeps packed examples apart: on a CPU by
 variable-length attention (`varlen_attention.py`), on a GPU by FlexAttention (`flex_attention.py`),
 elsewhere by masks. On a CPU, padding is removed before the first layer and added as zeros after the
-last one. Packing then changes the order of the work but not its amount. In bfloat16 the number of
+last layer. Packing then changes the order of the work but not its amount. In bfloat16 the number of
 tokens is rounded up (`padded_length`).
 
 Letters: R rows, L row length, N real tokens of all rows, S and T tokens of a T5's two sides, D
@@ -40,8 +40,8 @@ from toque.models.forward.varlen_attention import attending_by, configs_of, exam
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
     """Compute the input of the output head at every position, [R, L, D] or [R, T, D].
 
-    In self- and cross-attention, tokens see only their own segment. The final norm is applied, and
-    the factor of models that scale their outputs (`scale_outputs`). `output_head` and then
+    In self- and cross-attention, tokens attend only to their own segment. The final norm and the
+    factor of models that scale their outputs (`scale_outputs`) are applied. `output_head` and then
     `logit_cap` give the logits of transformers.
 
     Raises:
@@ -50,16 +50,16 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
     core = unwrapped(model)
     family = family_of(core.config)
     masks = masks_of(core)
-    if family.is_encoder_decoder != isinstance(batch, EncoderDecoderBatch):
-        expected = (
-            "an EncoderDecoderBatch" if family.is_encoder_decoder else "a DecoderBatch"
-        )
-        raise TypeError(
-            f"a {family.name} model needs {expected}, not a {type(batch).__name__}"
-        )
-    if isinstance(batch, EncoderDecoderBatch):
+    if isinstance(batch, EncoderDecoderBatch) and family.is_encoder_decoder:
         return _encoder_decoder(core, batch, masks)
-    return _decoder_only(core, batch, masks)
+    if isinstance(batch, DecoderBatch) and not family.is_encoder_decoder:
+        return _decoder_only(core, batch, masks)
+    expected = "a DecoderBatch"
+    if family.is_encoder_decoder:
+        expected = "an EncoderDecoderBatch"
+    raise TypeError(
+        f"a {family.name} model needs {expected}, not a {type(batch).__name__}"
+    )
 
 
 def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -70,11 +70,8 @@ def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """
     head = unwrapped(model).get_submodule("lm_head")
     # peft wraps a table to train some of its rows. The wrapper's weight is the entire table.
-    inner = (
-        getattr(head, "original_module", None)
-        if hasattr(head, "token_adapter")
-        else head
-    )
+    has_trained_rows = hasattr(head, "token_adapter")
+    inner = getattr(head, "original_module", None) if has_trained_rows else head
     if not isinstance(inner, nn.Linear):
         raise ConfigError(
             f"The model's output head is a {type(head).__name__}, but the loss needs a plain "
@@ -97,39 +94,19 @@ def scale_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
         return hidden * config.d_model**-0.5 if scales else hidden
     if family_of(config) != CAUSAL:
         return hidden
-    factor = (getattr(config, "logit_scale", None) or 1.0) / (
-        getattr(config, "logits_scaling", None) or 1.0
-    )
+    multiplier = getattr(config, "logit_scale", None) or 1.0  # Cohere
+    divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
+    factor = multiplier / divisor
     return hidden if factor == 1.0 else hidden * factor
 
 
 def _encoder_decoder(
     core: PreTrainedModel, batch: EncoderDecoderBatch, masks: Masks | None
 ) -> Tensor:
+    """Compute the scaled last hidden states of a T5's decoder, [R, T, D]."""
     choice = attention_of(core, batch.labels.device)
-    sources, targets = batch.source_segments, batch.target_segments
-
     if choice.name == "segments":
-        source, target = _RealTokens.of(sources), _RealTokens.of(targets)
-        if masks is not None:
-            source_keys, target_keys = batch.token_keys()
-            masks.begin(
-                source=source.without_padding(source_keys),
-                target=target.without_padding(target_keys),
-            )
-        encoder_plan = AttentionPlan(examples_in(sources))
-        decoder_plan = AttentionPlan(
-            examples_in(targets), examples_in(targets, sources)
-        )
-        with attending_by(configs_of(core), varlen.NAME):
-            hidden = t5_rows(
-                core,
-                source.without_padding(batch.source_tokens),
-                target.without_padding(batch.target_tokens),
-                (encoder_plan, decoder_plan),
-                longest=(encoder_plan.longest, decoder_plan.longest),
-            )
-        return scale_outputs(core, target.with_padding(hidden))
+        return scale_outputs(core, _t5_by_segments(core, batch, masks))
 
     if masks is not None:
         source_keys, target_keys = batch.token_keys()
@@ -141,69 +118,125 @@ def _encoder_decoder(
                 batch.source_tokens,
                 batch.target_tokens,
                 flex.encoder_decoder_masks(batch, choice.options),
-                longest=(sources.shape[1], targets.shape[1]),
+                longest=(batch.source_tokens.shape[1], batch.target_tokens.shape[1]),
             )
         return scale_outputs(core, hidden)
+    return scale_outputs(core, _t5_masked(core, batch))
 
+
+def _t5_by_segments(
+    core: PreTrainedModel, batch: EncoderDecoderBatch, masks: Masks | None
+) -> Tensor:
+    """Compute a T5 without padding, one example at a time in attention."""
+    sources, targets = batch.source_segments, batch.target_segments
+    source, target = _RealTokens.of(sources), _RealTokens.of(targets)
+    if masks is not None:
+        source_keys, target_keys = batch.token_keys()
+        masks.begin(
+            source=source.without_padding(source_keys),
+            target=target.without_padding(target_keys),
+        )
+    encoder_plan = AttentionPlan(examples_in(sources))
+    decoder_plan = AttentionPlan(examples_in(targets), examples_in(targets, sources))
+    with attending_by(configs_of(core), varlen.NAME):
+        hidden = t5_rows(
+            core,
+            source.without_padding(batch.source_tokens),
+            target.without_padding(batch.target_tokens),
+            (encoder_plan, decoder_plan),
+            longest=(encoder_plan.longest, decoder_plan.longest),
+        )
+    return target.with_padding(hidden)
+
+
+def _t5_masked(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
+    """Compute a T5 by transformers' forward with masks of all pairs."""
+    sources, targets = batch.source_segments, batch.target_segments
     with attending_by(configs_of(core), varlen.MASKED):
         states = core.get_submodule("encoder")(
             input_ids=batch.source_tokens, attention_mask=same_segment(sources, sources)
         ).last_hidden_state
-        # Padding attends to every source token, because the mean of an empty row is undefined.
-        across = same_segment(targets, sources) | (targets == 0)[:, None, :, None]
-        hidden = core.get_submodule("decoder")(
+        # Padding attends to every source token, because the softmax of an empty row is undefined.
+        cross_mask = same_segment(targets, sources) | (targets == 0)[:, None, :, None]
+        output = core.get_submodule("decoder")(
             input_ids=batch.target_tokens,
             attention_mask=same_segment(targets, targets).tril(),
             encoder_hidden_states=states,
-            encoder_attention_mask=across,
+            encoder_attention_mask=cross_mask,
             use_cache=False,
-        ).last_hidden_state
-    return scale_outputs(core, hidden)
+        )
+    return cast("Tensor", output.last_hidden_state)
 
 
 def _decoder_only(
     core: PreTrainedModel, batch: DecoderBatch, masks: Masks | None
 ) -> Tensor:
+    """Compute the scaled last hidden states of a decoder-only model, [R, L, D]."""
     choice = attention_of(core, batch.labels.device)
-    segments, positions = batch.segments, batch.positions
-    # transformers' fused kernels ignore the caps that a model of this family may have.
-    may_have_caps = family_of(core.config) == CAUSAL
-    limit = max_positions(core.config)
-    fits = limit is None or batch.tokens.shape[1] <= limit
-    # If each row has one example and then padding, causality hides the padding. PyTorch's fused
-    # causal kernels then need no mask. The example ids are on the host, so no wait for the device.
-    is_causal = (
-        not may_have_caps and fits and all(len(row) <= 1 for row in batch.example_ids)
-    )
-    # The fused kernels' own dropout depends on the rows that are computed together.
-    is_causal = is_causal and not (masks is not None and masks.in_attention)
+    segments = batch.segments
+    is_causal = _needs_only_causality(core, batch, masks)
 
+    # Rows without padding and packing need neither: the fused causal kernel is faster.
     if choice.name == "segments" and not (is_causal and bool((segments > 0).all())):
-        real, plan = _RealTokens.of(segments), AttentionPlan(examples_in(segments))
-        if masks is not None:
-            masks.begin(target=real.without_padding(batch.token_keys()))
-        tokens = real.without_padding(batch.tokens)
-        with attending_by(configs_of(core), varlen.NAME, plan):
-            hidden = decoder_rows(core, tokens, real.without_padding(positions), plan)
-        return real.with_padding(hidden)
+        return _decoder_by_segments(core, batch, masks)
 
     if masks is not None:
         masks.begin(target=batch.token_keys())
     if choice.name == "flex" and not is_causal:
-        blocks = flex.decoder_masks(
-            batch, choice.options, window=window_of(core.config)
-        )
+        window = window_of(core.config)
+        blocks = flex.decoder_masks(batch, choice.options, window=window)
         with attending_by(configs_of(core), flex.NAME, blocks):
-            return decoder_rows(core, batch.tokens, positions, blocks)
-    if may_have_caps:
+            return decoder_rows(core, batch.tokens, batch.positions, blocks)
+    # transformers' "sdpa" ignores the caps that a model of this family may have.
+    if family_of(core.config) == CAUSAL:
         pairs = same_segment(segments, segments).tril()
         with attending_by(configs_of(core), varlen.NAME, pairs):
-            return decoder_rows(core, batch.tokens, positions, pairs)
+            return decoder_rows(core, batch.tokens, batch.positions, pairs)
+    return _decoder_masked(core, batch, is_causal=is_causal)
 
+
+def _needs_only_causality(
+    core: PreTrainedModel, batch: DecoderBatch, masks: Masks | None
+) -> bool:
+    """True if PyTorch's fused causal kernels compute the rows without a mask.
+
+    Each row must have one example and then padding, which causality hides.
+    """
+    if family_of(core.config) == CAUSAL:  # the kernels ignore caps
+        return False
+    if masks is not None and masks.in_attention:
+        # The kernels' own dropout depends on the rows that are computed together.
+        return False
+    limit = max_positions(core.config)
+    if limit is not None and batch.tokens.shape[1] > limit:
+        return False
+    # The example ids are on the host, so this does not wait for the device.
+    return all(len(row) <= 1 for row in batch.example_ids)
+
+
+def _decoder_by_segments(
+    core: PreTrainedModel, batch: DecoderBatch, masks: Masks | None
+) -> Tensor:
+    """Compute a decoder-only model without padding, one example at a time in attention."""
+    real = _RealTokens.of(batch.segments)
+    plan = AttentionPlan(examples_in(batch.segments))
+    if masks is not None:
+        masks.begin(target=real.without_padding(batch.token_keys()))
+    tokens = real.without_padding(batch.tokens)
+    positions = real.without_padding(batch.positions)
+    with attending_by(configs_of(core), varlen.NAME, plan):
+        hidden = decoder_rows(core, tokens, positions, plan)
+    return real.with_padding(hidden)
+
+
+def _decoder_masked(
+    core: PreTrainedModel, batch: DecoderBatch, *, is_causal: bool
+) -> Tensor:
+    """Compute a decoder-only model by transformers' forward, with a mask unless `is_causal`."""
     mask_inputs: dict[str, Any] = {}
     if not is_causal:
-        mask = same_segment(segments, segments).tril()
-        mask_inputs = {"attention_mask": mask, "position_ids": positions}
+        mask = same_segment(batch.segments, batch.segments).tril()
+        mask_inputs = {"attention_mask": mask, "position_ids": batch.positions}
     with attending_by(configs_of(core), varlen.MASKED):
         # Embeddings and not tokens: without a mask, GPT-2 would look for padding in the tokens.
         embeddings = core.get_input_embeddings()(batch.tokens)
@@ -224,10 +257,11 @@ class _RealTokens:
 
     indices: Tensor  # [N] positions in the flattened [R * L] batch, ascending
     shape: tuple[int, int]  # (R, L)
-    extra: int  # additional tokens for a rounded length; no real token sees them
+    extra: int  # additional tokens for a rounded length; no real token attends to them
 
     @classmethod
     def of(cls, segments: Tensor) -> _RealTokens:
+        """Locate the real tokens in segment numbers [R, L]."""
         indices = segments.reshape(-1).nonzero().squeeze(1)
         extra = padded_length(len(indices)) - len(indices) if in_bf16(segments) else 0
         return cls(indices, (segments.shape[0], segments.shape[1]), extra)
@@ -249,7 +283,7 @@ class _RealTokens:
 def decoder_rows(
     core: PreTrainedModel, tokens: Tensor, positions: Tensor, plan: object = None
 ) -> Tensor:
-    """Compute the last hidden states of a decoder-only model. Layers give the plan to attention."""
+    """Compute a decoder-only model's last hidden states. Its layers pass the plan to attention."""
     output = core.base_model(
         # Embeddings and not tokens: without a mask, GPT-2 would look for padding in the tokens.
         inputs_embeds=core.get_input_embeddings()(tokens),
@@ -275,8 +309,8 @@ def t5_rows(
         core: The model.
         source: Token ids of the encoder, [R, S].
         target: Token ids of the decoder, [R, T].
-        plans: Plans for the attention of encoder and decoder.
-        longest: Positions of the longest example of each side, for the position bias.
+        plans: Attention plans of encoder and decoder.
+        longest: Length of each side's longest example, for the position bias.
     """
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
     source_states, target_states = _embed_both(encoder, decoder, source, target)
@@ -287,19 +321,19 @@ def t5_rows(
 def _embed_both(
     encoder: nn.Module, decoder: nn.Module, source: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Embed both sides. In bfloat16, one look-up serves both if they share the table.
+    """Embed both sides. In bfloat16, one look-up serves both sides if they share the table.
 
-    The gradient is then one table of zeros with some rows filled instead of two, 66 MB per table
-    for a T5.
+    Each look-up's gradient is a table of zeros with some rows filled, 66 MB for a T5.
     """
-    tables = [stack.get_submodule("embed_tokens") for stack in (encoder, decoder)]
-    is_shared = tables[0] is tables[1] or (
-        type(tables[0]) is type(tables[1]) is nn.Embedding
-        and tables[0].weight is tables[1].weight
+    table = encoder.get_submodule("embed_tokens")
+    target_table = decoder.get_submodule("embed_tokens")
+    are_plain = type(table) is type(target_table) is nn.Embedding
+    is_shared = table is target_table or (
+        are_plain and table.weight is target_table.weight
     )
     if not (is_shared and in_bf16(source)):
-        return tables[0](source), tables[1](target)
-    both = tables[0](torch.cat([source.reshape(-1), target.reshape(-1)]))
+        return table(source), target_table(target)
+    both = table(torch.cat([source.reshape(-1), target.reshape(-1)]))
     source_states, target_states = torch.split(both, [source.numel(), target.numel()])
     return source_states.view(*source.shape, -1), target_states.view(*target.shape, -1)
 
@@ -319,28 +353,24 @@ def _t5_stack(
     Args:
         stack: Encoder or decoder.
         embedded: Input of the first block.
-        plan: Plan for attention.
+        plan: Attention plan.
         states: The encoder's output, for a decoder.
-        longest: Positions of the longest example.
+        longest: Length of the longest example.
     """
     first = stack.get_submodule("block.0.layer.0.SelfAttention")
     arguments: dict[str, Any] = {"encoder_hidden_states": states, "plan": plan}
     has_bias_per_layer = isinstance(first, UMT5Attention)
     if has_bias_per_layer:
         arguments["longest"] = longest
-        for module in stack.modules():
-            if type(module) is UMT5Attention:
-                module.__class__ = _PackedUMT5Attention
+        _use_packed_umt5(stack)
     else:
         if in_bf16(embedded):
             bias = position_bias(cast("T5Attention", first), longest)
         else:
             bias = first.compute_bias(longest, longest)  # type: ignore[operator]
-        # Without a bias for cross-attention, the layer would create one of zeros. It is not used.
-        arguments |= {
-            "position_bias": bias,
-            "encoder_decoder_position_bias": bias.new_empty(0),
-        }
+        arguments["position_bias"] = bias
+        # Without a bias for cross-attention, the layer would create an unused one of zeros.
+        arguments["encoder_decoder_position_bias"] = bias.new_empty(0)
 
     dropout = stack.get_submodule("dropout")
     hidden = dropout(embedded)
@@ -349,6 +379,13 @@ def _t5_stack(
         hidden = output if has_bias_per_layer else output[0]
     normed: Tensor = dropout(stack.get_submodule("final_layer_norm")(hidden))
     return normed
+
+
+def _use_packed_umt5(stack: nn.Module) -> None:
+    """Exchange the class of a UMT5 stack's attention layers in place."""
+    for module in stack.modules():
+        if type(module) is UMT5Attention:
+            module.__class__ = _PackedUMT5Attention
 
 
 class _PackedUMT5Attention(UMT5Attention):
@@ -361,27 +398,36 @@ class _PackedUMT5Attention(UMT5Attention):
         if plan is None:
             return super().forward(hidden_states, *args, **kwargs)
         states = kwargs.get("encoder_hidden_states")
-        shape = (*hidden_states.shape[:1], -1, self.n_heads, self.key_value_proj_dim)
-        read = hidden_states if states is None else states
-        query, key, value = (
-            project(inputs).view(shape).transpose(1, 2)
-            for project, inputs in (
-                (self.q, hidden_states),
-                (self.k, read),
-                (self.v, read),
-            )
+        attended_states = hidden_states if states is None else states
+        projected = (
+            self.q(hidden_states),
+            self.k(attended_states),
+            self.v(attended_states),
         )
-        longest = kwargs["longest"]
-        attended, _ = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation](  # noqa: SLF001
-            self, query, key, value, None, plan=plan, scaling=self.scaling,
+        shape = (*hidden_states.shape[:1], -1, self.n_heads, self.key_value_proj_dim)
+        query, key, value = (t.view(shape).transpose(1, 2) for t in projected)
+
+        bias = None
+        if states is None:
+            longest = kwargs["longest"]
+            bias = self.compute_bias(longest, longest)  # type: ignore[no-untyped-call]
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]  # noqa: SLF001
+        attended, _ = attend(
+            self,
+            query,
+            key,
+            value,
+            None,
+            plan=plan,
+            scaling=self.scaling,
             dropout=self.dropout if self.training else 0.0,
-            position_bias=None if states is not None else self.compute_bias(longest, longest),  # type: ignore[no-untyped-call]
-        )  # fmt: skip
+            position_bias=bias,
+        )
         return self.o(attended.reshape(*hidden_states.shape[:2], -1)), None
 
 
 class _ByDistance(torch.autograd.Function):
-    """Table [H, T, T] of values [2 T - 1, H] by distance. The first value is the most negative."""
+    """Table [H, T, T] of values [2 T - 1, H] by distance, from -(T - 1) to T - 1."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -404,11 +450,11 @@ class _ByDistance(torch.autograd.Function):
 def position_bias(attention: T5Attention, length: int) -> Tensor:
     """Compute `T5Attention.compute_bias` [1, H, T, T], with a gradient summed in a fixed order.
 
-    transformers' backward adds T * T rows. It takes 12 ms for 508 positions on two Zen 5 cores,
-    and this one 2 ms.
+    The backward pass of transformers' function adds T * T rows. For 508 positions on two Zen 5
+    cores it takes 12 ms, and this function's 2 ms.
     """
     distances = torch.arange(1 - length, length)
-    # It has neither a public name nor types.
+    # The method has neither a public name nor types.
     buckets = attention._relative_position_bucket(  # type: ignore[no-untyped-call]  # noqa: SLF001
         distances,
         bidirectional=not attention.is_decoder,

@@ -1,4 +1,4 @@
-"""Check for random numbers of a model that keyed dropout does not control.
+"""Check that a model with keyed dropout uses no other random numbers.
 
 Keyed dropout (`keyed_dropout.py`) does not use PyTorch's generators. If a forward advances a
 generator, as LayerDrop does (Fan et al. 2019), the loss depends on how rows are grouped.
@@ -32,8 +32,8 @@ def refuse_unkeyed_draws(model: nn.Module, device: torch.device) -> Iterator[Non
     if masks_of(core) is None:
         yield
         return
-    watch = _Watch(device)
-    # Hooks would make the compiler start again, so a compiled module is not named.
+    watch = _GeneratorWatch(device)
+    # Hooks would cause a recompilation, so the modules of a compiled model are not checked.
     modules = [] if is_compiled(core) else list(core.named_modules())
     handles: list[Any] = []
     for path, module in modules:
@@ -47,15 +47,15 @@ def refuse_unkeyed_draws(model: nn.Module, device: torch.device) -> Iterator[Non
             handle.remove()
     if not _equal(watch.states(), before):
         raise ConfigError(
-            f"{watch.module or 'The model'} draws random numbers of its own while it trains"
-            f"{watch.settings}. They depend on train.micro_batch_rows and on the number of ranks, "
-            "which must not change a run. Set this dropout to 0 in the model's config.json, or "
-            "accept the dependence with train.optimisations.dropout=false."
+            f"{watch.module or 'The model'} uses PyTorch's random generator in training"
+            f"{watch.settings}. Its random numbers depend on train.micro_batch_rows and on the "
+            "number of ranks, which must not change a run. Set this dropout to 0 in the model's "
+            "config.json, or accept the dependence with train.optimisations.dropout=false."
         )
 
 
-class _Watch:
-    """Search for the innermost module that advances a generator."""
+class _GeneratorWatch:
+    """Forward hooks that find the innermost module that advances a generator."""
 
     def __init__(self, device: torch.device) -> None:
         self.module = ""
@@ -77,15 +77,18 @@ class _Watch:
     def leave(self, path: str, module: nn.Module, *_: Any) -> None:
         """Record the module if it advanced a generator and none of its parts did."""
         before = self._entered.pop()
+        # Inner modules leave first.
         if self.module or _equal(self.states(), before):
             return
         self.module = f"{path or 'The model'} ({type(module).__name__})"
+        # `p` is the probability of a dropout layer, which is not a setting of config.json.
         rates = [
             f"{name}={rate:g}"
             for name, rate in drop_rates(module).items()
             if name != "p"
         ]
-        self.settings = f" (it has {', '.join(rates)})" if rates else ""
+        if rates:
+            self.settings = f" (it has {', '.join(rates)})"
 
 
 def _equal(left: list[Tensor], right: list[Tensor]) -> bool:

@@ -1,6 +1,7 @@
 """Decoding of decoder-only models with a KV cache.
 
-Models compute their own forward, with an attention that uses our cache (`_attend`).
+A model runs its own forward pass, with an attention function that uses our cache (`_attend`). For
+the letters in shapes see `kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -24,50 +25,57 @@ from toque.models.forward.varlen_attention import (
 from toque.models.generation.kv_cache import (
     AttentionWindow,
     KVCache,
-    padded,
-    prefilled_together,
+    pad_prompts,
+    prefill_groups,
 )
+
+NAME: Final = "toque_cached"  # name of this attention in transformers' registry
 
 
 class CausalDecoding:
-    """Live rows. Prefill reads a prompt without its last token, which the first step reads.
+    """Decoding steps of live rows.
 
-    `columns` is the final length of the longest row, with its prompt.
+    Prefill reads a prompt without its last token, which the first step reads. `columns` is the
+    final length of the longest row, including its prompt.
     """
 
     def __init__(
         self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int
     ) -> None:
-        self.core, self.pad_id = core, pad_id
+        self.core = core
+        self.pad_id = pad_id
         self._configs = configs_of(core)
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
         self.positions: list[int] = []
+        """Position of each row's next token."""
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Prefill new rows after the live ones. Return the first token of each row's step."""
-        places = self.cache.admit([len(prompt) - 1 for prompt in prompts])
-        read = [prompt[:-1] for prompt in prompts]
-        for part in prefilled_together(read, self.core.device):
-            self._prefill(read[part], places[part])
-        self.positions += [len(prompt) - 1 for prompt in prompts]
+        lengths = [len(prompt) - 1 for prompt in prompts]
+        places = self.cache.admit(lengths)
+        prefixes = [prompt[:-1] for prompt in prompts]
+        for group in prefill_groups(prefixes, self.core.device):
+            self._prefill(prefixes[group], places[group])
+        self.positions += lengths
         return [prompt[-1] for prompt in prompts]
 
     def _prefill(
         self, prompts: Sequence[Sequence[int]], places: Sequence[tuple[int, slice]]
     ) -> None:
-        if not any(prompts):
+        """Compute the keys and values of prompts, and store them at places of the cache."""
+        if not any(prompts):  # prompts of one token, which the first step reads
             return
         # Padding is on the right, where causality hides it: the fused kernels need no mask.
-        tokens = padded(prompts, self.pad_id, self.core.device)
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(
-            tokens
-        )
-        with attending_by(self._configs, NAME, _Cached(self.cache, places)):
+        tokens = pad_prompts(prompts, self.pad_id, self.core.device)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = positions.expand_as(tokens)
+        plan = _CachedAttention(self.cache, places)
+        with attending_by(self._configs, NAME, plan):
             decoder_rows(self.core, tokens, positions)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Compute one step: a token of every live row [n] to the output head's input [n, D]."""
-        plan = _Cached(self.cache, windows=self.cache.begin())
+        plan = _CachedAttention(self.cache, windows=self.cache.begin())
         positions = torch.tensor(self.positions, device=tokens.device)
         with attending_by(self._configs, NAME, plan):
             hidden = decoder_rows(self.core, tokens[:, None], positions[:, None])
@@ -82,16 +90,15 @@ class CausalDecoding:
         self.positions.pop()
 
 
-NAME: Final = "toque_cached"  # name of the attention below in transformers' registry
-
-
 @dataclass(frozen=True)
-class _Cached:
+class _CachedAttention:
     """Attention plan with a cache: for new prompts, or for one token per row."""
 
     cache: KVCache
-    places: Sequence[tuple[int, slice]] = ()  # rows and columns of new prompts
-    windows: Sequence[AttentionWindow] = ()  # columns that one token per row attends to
+    places: Sequence[tuple[int, slice]] = ()
+    """Row and columns of each new prompt."""
+    windows: Sequence[AttentionWindow] = ()
+    """Columns that the token of each row attends to. Empty for new prompts."""
 
 
 def _attend(
@@ -107,22 +114,24 @@ def _attend(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers, to [n, 1, H, d] or [prompts, P, H, d]."""
+    """Attention function for transformers: [n, H, 1, d] to [n, 1, H, d], or prompts of length P."""
     plan = planned(plan, more)
-    layer, scale = cast("int", module.layer_idx), scaling or query.shape[-1] ** -0.5
-    if plan.windows:
-        plan.cache.append(layer, key[:, :, 0], value[:, :, 0])
-        windows = plan.windows
-        if sliding_window or softcap:
-            windows = [window.near(sliding_window, softcap) for window in windows]
-        output = plan.cache.attend(layer, query[:, :, 0], windows=windows, scale=scale)
-        return output.view(len(output), 1, query.shape[1], -1), None
-    plan.cache.store(layer, plan.places, key, value)
-    query, key, value = as_attended(query, key, value)
-    output = attend_causally(
-        query, key, value, window=sliding_window, scale=scale, softcap=softcap
-    )
-    return output.transpose(1, 2), None
+    layer = cast("int", module.layer_idx)
+    scale = scaling or query.shape[-1] ** -0.5
+    if not plan.windows:
+        plan.cache.store(layer, plan.places, key, value)
+        query, key, value = as_attended(query, key, value)
+        output = attend_causally(
+            query, key, value, window=sliding_window, scale=scale, softcap=softcap
+        )
+        return output.transpose(1, 2), None
+
+    plan.cache.append(layer, key[:, :, 0], value[:, :, 0])
+    windows = plan.windows
+    if sliding_window or softcap:
+        windows = [window.narrow(sliding_window, softcap) for window in windows]
+    output = plan.cache.attend(layer, query[:, :, 0], windows=windows, scale=scale)
+    return output.view(len(output), 1, query.shape[1], -1), None
 
 
 AttentionInterface.register(NAME, _attend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -36,11 +36,15 @@ from toque.models.generation.packed_products import with_packed_products
 from toque.models.lora.frozen import computing, format_of
 from toque.reporter import Count, uncounted
 
-MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
+OnToken = Callable[[int, int | None], object]
+"""Function called with a prompt's number and its next token, and None after the last token."""
+OnLogprob = Callable[[int, float], object]
+"""Function called with a prompt's number and the log-probability of its next token."""
+MAX_ROWS: Final = {"cpu": 160, "cuda": 256}
 """Maximum number of rows per device type.
 
-On a CPU, products with 64 rows reach 60 to 80 % of the rate with 150 rows, and 256 rows are not
-faster. The number for CUDA is not measured.
+On a CPU, matmuls with 64 rows reach 60 to 80 % of the throughput with 150 rows, and 256 rows are
+not faster. The number for CUDA is not measured.
 """
 
 
@@ -54,15 +58,15 @@ def generate(
     constraints: Sequence[Constraint] = (),
     places: Sequence[str] = (),
     on_progress: Count = uncounted,
-    on_token: Callable[[int, int | None], object] | None = None,
-    on_logprob: Callable[[int, float], object] | None = None,
+    on_token: OnToken | None = None,
+    on_logprob: OnLogprob | None = None,
     on_notice: Callable[[str], object] = lambda _: None,
 ) -> list[list[int]]:
-    """Generate the answer of a model to each prompt, as tokens without the end token.
+    """Generate an answer to each prompt, as token ids without the end token.
 
     Prompts run in a batch, the longest first, and the next prompt replaces a finished one. The
-    batch has at most MOST_ROWS rows if `batch_rows` is None. A decoder-only model is limited by its
-    positions: a prompt of P tokens gets at most `max_position_embeddings - P + 1` new tokens.
+    batch has at most MAX_ROWS rows if `batch_rows` is None. A decoder-only model is limited by its
+    context length: a prompt of P tokens gets at most `max_position_embeddings - P + 1` new tokens.
 
     Args:
         model: The model. Dropout is off while it generates.
@@ -73,7 +77,8 @@ def generate(
         pad_id: Padding of a batch, and the first token of an encoder-decoder's answer.
         constraints: The form of each answer (`constraints.py`). Empty for free answers.
         places: The origin of each prompt, for errors. Empty to use its number.
-        on_progress: Receives finished prompts, all prompts and the finished share of the tokens.
+        on_progress: Receives the number of finished prompts, the number of all prompts, and the
+            finished share of the tokens.
         on_token: Receives a prompt's number and its next token, and None after the last token.
         on_logprob: Receives a prompt's number and the log-probability of its next token (including
             the end token), in nats, before temperature and filters.
@@ -83,68 +88,85 @@ def generate(
         ConfigError: A prompt is empty or too long, no token fits a form, or one row does not fit
             into memory.
     """
-    core, longest = unwrapped(model), options.max_new_tokens
-    if longest is None:
+    core = unwrapped(model)
+    if options.max_new_tokens is None:
         raise ConfigError(
             f"{argument('max_new_tokens')} is missing; it must be at least 1."
         )
-    limits = _limits(core, prompts, longest, places)
-    is_encoder_decoder = family_of(core.config).is_encoder_decoder
-    columns = 0
-    n_likeliest = None if on_logprob is None else 0
+    limits = _limit_answers(core, prompts, options.max_new_tokens, places)
+    n_top_logprobs = None if on_logprob is None else 0
     orders = []
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        # The cache of an encoder-decoder contains answers only.
-        columns = max(columns, limit if is_encoder_decoder else len(prompt) + limit)
         form = constraints[number] if constraints else None
-        orders.append(
-            Order(prompt, limit, options, number, n_likeliest, constraint=form)
-        )
+        order = Order(prompt, limit, options, number, n_top_logprobs, constraint=form)
+        orders.append(order)
 
-    answers: list[list[int]] = [[] for _ in limits]
-    n_finished = 0
-    n_covered = 0
-    report_token = on_token or (lambda *_: None)
-    on_progress(0, len(answers), 0.0)
+    answers = _Answers(orders, places, on_token, on_logprob)
+    on_progress(0, len(orders), 0.0)
+    if not orders:
+        return answers.tokens
     with (
         torch.inference_mode(),
         compile_disabled(model),
         evaluating(model),
         computing(core),
     ):
-        core = with_packed_products(core, precision_here(options.precision, core))
-        n_rows = options.batch_rows
-        if n_rows is None:
-            limit = MOST_ROWS["cuda" if core.device.type == "cuda" else "cpu"]
-            limit = min(limit, _affordable_rows(core, prompts, columns))
-            # Batches of equal size: 300 prompts run as 150 + 150.
-            n_rows = -(-len(prompts) // -(-len(prompts) // limit)) if prompts else limit
+        core = with_packed_products(core, resolve_precision(options.precision, core))
+        columns = _max_columns(core, orders)
+        n_rows = _choose_n_rows(core, orders, columns, options.batch_rows)
         begin = partial(LiveRows, core, columns=columns, eos_id=eos_id, pad_id=pad_id)
-        n_rows = min(n_rows, len(prompts) or 1)
-
-        for new_tokens in _run_orders(begin, orders, answers, n_rows, on_notice):
+        for new_tokens in _run_orders(begin, orders, answers.tokens, n_rows, on_notice):
             for new in new_tokens:
-                number = new.order.number
-                answer = answers[number]
-                if new.end == "stuck" and new.order.constraint is not None:
-                    name = _name_of(number, places)
-                    raise ConfigError(
-                        f"{name} has a text that {new.order.constraint.fault}"
-                    )
-                if on_logprob is not None and new.logprob is not None:
-                    on_logprob(number, new.logprob)
-                n_covered += 1 if new.end is None else limits[number] - len(answer)
-                if new.end != "stop":
-                    answer.append(new.token)
-                    report_token(number, new.token)
-                if new.end is not None:
-                    n_finished += 1
-                    report_token(number, None)
-            on_progress(n_finished, len(answers), n_covered / sum(limits))
-    return answers
+                answers.add(new)
+            on_progress(answers.n_finished, len(orders), answers.finished_share)
+    return answers.tokens
 
 
-def precision_here(
+@dataclass
+class _Answers:
+    """Answers to orders while they are generated. Each new token is reported to callbacks."""
+
+    orders: Sequence[Order]
+    places: Sequence[str]
+    on_token: OnToken | None
+    on_logprob: OnLogprob | None
+
+    def __post_init__(self) -> None:
+        self.tokens: list[list[int]] = [[] for _ in self.orders]
+        self.n_finished = 0
+        # Generated tokens, and tokens that short answers did not need.
+        self._n_covered = 0
+
+    @property
+    def finished_share(self) -> float:
+        """Finished share of the maximum number of tokens."""
+        return self._n_covered / sum(order.max_tokens for order in self.orders)
+
+    def add(self, new: NewToken) -> None:
+        """Add a token to its answer.
+
+        Raises:
+            ConfigError: No token fits the form of the answer.
+        """
+        order = new.order
+        number = order.number
+        answer = self.tokens[number]
+        if new.end == "stuck" and order.constraint is not None:
+            name = _name_of(number, self.places)
+            raise ConfigError(f"{name} has a text that {order.constraint.fault}")
+        if self.on_logprob is not None and new.logprob is not None:
+            self.on_logprob(number, new.logprob)
+        self._n_covered += 1 if new.end is None else order.max_tokens - len(answer)
+        report = self.on_token or (lambda *_: None)
+        if new.end != "stop":
+            answer.append(new.token)
+            report(number, new.token)
+        if new.end is not None:
+            self.n_finished += 1
+            report(number, None)
+
+
+def resolve_precision(
     requested: Precision, model: PreTrainedModel
 ) -> Literal["bf16", "float32"]:
     """Resolve a requested precision. A model in 16 bits is used without conversion ("float32")."""
@@ -156,10 +178,10 @@ def precision_here(
     return "bf16" if requested == "bf16" or has_fast_bf16(model.device) else "float32"
 
 
-def emulation_in_words(requested: Precision, model: PreTrainedModel) -> str:
-    """Return a notice if the device emulates the requested bf16, which is slow, else ""."""
+def describe_emulation(requested: Precision, model: PreTrainedModel) -> str:
+    """Return a notice if the device emulates the requested bf16, which is slow, otherwise ""."""
     is_bf16_model = format_of(model).dtype == torch.bfloat16
-    is_bf16 = is_bf16_model or precision_here(requested, model) == "bf16"
+    is_bf16 = is_bf16_model or resolve_precision(requested, model) == "bf16"
     is_slow = is_bf16 and not has_fast_bf16(model.device)
     return EMULATED_BF16.format(device=model.device.type) if is_slow else ""
 
@@ -171,19 +193,19 @@ def _run_orders(
     n_rows: int,
     on_notice: Callable[[str], object],
 ) -> Iterator[list[NewToken]]:
-    """Yield the tokens of each step until all orders are finished.
+    """Generate all orders, and yield the tokens of each step. The caller adds them to `answers`.
 
-    Prompts are admitted in groups, because prefilling one costs about as much as a few. When memory
-    runs out, continue with half the rows.
+    When memory runs out, continue with half the rows.
     """
     rows = begin(rows=n_rows)
-    waiting = sorted(orders, key=lambda order: -len(order.prompt))
+    waiting = _sort_longest_first(orders)
     while waiting or rows.orders:
         try:
-            free = n_rows - len(rows.orders)
-            if waiting and free >= (n_rows + 7) // 8:
-                rows.admit(waiting[:free])
-                waiting = waiting[free:]
+            n_free = n_rows - len(rows.orders)
+            # Prefilling one prompt costs about as much as a few, so wait for an eighth of the rows.
+            if waiting and n_free >= (n_rows + 7) // 8:
+                rows.admit(waiting[:n_free])
+                waiting = waiting[n_free:]
             new_tokens = rows.step()
         except RuntimeError as error:  # includes torch.OutOfMemoryError
             if not is_out_of_memory(error):
@@ -193,14 +215,16 @@ def _run_orders(
             yield new_tokens
             continue
 
-        # Outside the except block, the tensors of the failed step are freed.
+        # Outside of the except block, the tensors of the failed step are freed.
         if n_rows == 1:
             raise ConfigError(
                 f"One text at a time does not fit into memory: {reason} Request a shorter text "
                 f"({argument('max_new_tokens')}), or stop other programs that use the memory."
             )
-        unfinished = [replace(o, begun=tuple(answers[o.number])) for o in rows.orders]
-        waiting = sorted([*unfinished, *waiting], key=lambda order: -len(order.prompt))
+        unfinished = [
+            replace(order, prefix=tuple(answers[order.number])) for order in rows.orders
+        ]
+        waiting = _sort_longest_first([*unfinished, *waiting])
         on_notice(
             f"Memory ran out with {n_rows} texts at a time ({reason}). Generation continues with "
             f"{n_rows // 2} texts at a time, which does not change the texts."
@@ -210,9 +234,13 @@ def _run_orders(
         release_memory()
 
 
+def _sort_longest_first(orders: Sequence[Order]) -> list[Order]:
+    return sorted(orders, key=lambda order: -len(order.prompt))
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off in a context, and restore the mode of every module afterwards."""
+    """Put a model into evaluation mode, and restore the mode of every module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -222,63 +250,84 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _affordable_rows(
-    core: PreTrainedModel, prompts: Sequence[Sequence[int]], columns: int
+def _max_columns(core: PreTrainedModel, orders: Sequence[Order]) -> int:
+    """Return the cache columns of the longest row."""
+    if family_of(core.config).is_encoder_decoder:  # the cache contains answers only
+        return max(order.max_tokens for order in orders)
+    return max(len(order.prompt) + order.max_tokens for order in orders)
+
+
+def _choose_n_rows(
+    core: PreTrainedModel,
+    orders: Sequence[Order],
+    columns: int,
+    batch_rows: int | None,
+) -> int:
+    """Choose the number of rows of a batch. The default divides the orders into equal batches."""
+    if batch_rows is not None:
+        return min(batch_rows, len(orders))
+    device_limit = MAX_ROWS["cuda" if core.device.type == "cuda" else "cpu"]
+    max_rows = min(device_limit, _count_affordable_rows(core, orders, columns))
+    n_batches = -(-len(orders) // max_rows)
+    return -(-len(orders) // n_batches)  # 150 + 150 for 300 orders, not 160 + 140
+
+
+def _count_affordable_rows(
+    core: PreTrainedModel, orders: Sequence[Order], columns: int
 ) -> int:
     """Compute the number of rows that fit into the share BESIDE_TRAINING of the free memory."""
-    if not prompts:
-        return 1
     layers, heads, size = cache_shape(core)
     if family_of(core.config).is_encoder_decoder:
-        columns += max(map(len, prompts))  # tokens of the source
+        columns += max(len(order.prompt) for order in orders)  # cross-attention
     # A buffer that grows is up to a quarter larger than its content.
-    per_row = (
-        2
-        * layers
-        * heads
-        * size
-        * cache_dtype(core).itemsize
-        * (columns * 5 // 4 + SPARE)
-    )
-    per_row += 8 * core.config.vocab_size  # logits, and the memory to sample from them
+    allocated_columns = columns * 5 // 4 + SPARE
+    column_bytes = 2 * layers * heads * size * cache_dtype(core).itemsize
+    # Two float32 vectors: the logits, and a copy for sampling.
+    logits_bytes = 2 * 4 * core.config.vocab_size
+    row_bytes = column_bytes * allocated_columns + logits_bytes
     free = min(map(free_bytes, {core.device, *layer_devices(core)}))
-    return max(1, int(BESIDE_TRAINING * free / per_row))
+    return max(1, int(BESIDE_TRAINING * free / row_bytes))
 
 
 def _name_of(number: int, places: Sequence[str]) -> str:
+    """Return the subject of a message about a prompt."""
     return f"The prompt at {places[number]}" if places else f"Prompt {number + 1}"
 
 
-def _limits(
+def _limit_answers(
     core: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     places: Sequence[str],
 ) -> list[int]:
-    """Compute the maximum number of new tokens per prompt."""
+    """Compute the maximum number of new tokens per prompt.
+
+    Raises:
+        ConfigError: A prompt is empty or too long, or has ids that are not in the vocabulary.
+    """
     for number, prompt in enumerate(prompts):
         if not prompt:
             raise ConfigError(
                 f"{_name_of(number, places)} has no tokens, but a model needs at least one. Add "
                 "text, or the tokenizer's start or end token."
             )
-    rows = vocabulary_rows(core)
+    vocabulary_size = vocabulary_rows(core)
     largest = max((max(prompt) for prompt in prompts), default=0)
-    if largest >= rows:
+    if largest >= vocabulary_size:
         raise ConfigError(
-            f"A prompt contains token {largest}, but the model's last token is {rows - 1}. The "
-            "tokenizer is damaged or belongs to another model. Restore the tokenizer that the "
-            "model was trained with."
+            f"A prompt contains token {largest}, but the model's last token is "
+            f"{vocabulary_size - 1}. The tokenizer is damaged or belongs to another model. Restore "
+            "the tokenizer that the model was trained with."
         )
 
-    limit = max_positions(core.config)
-    if limit is None or family_of(core.config).is_encoder_decoder:
-        return [max_new_tokens] * len(prompts)
+    context_length = max_positions(core.config)
+    if context_length is None or family_of(core.config).is_encoder_decoder:
+        return [max_new_tokens for _ in prompts]
     for number, prompt in enumerate(prompts):
-        if len(prompt) > limit:
+        if len(prompt) > context_length:
             raise ConfigError(
-                f"{_name_of(number, places)} has {len(prompt)} tokens, but this model has "
-                f"{limit} positions. Shorten the prompt."
+                f"{_name_of(number, places)} has {len(prompt)} tokens, but this model's context "
+                f"length is {context_length}. Shorten the prompt."
             )
     # The model does not read the last new token, so that token needs no position.
-    return [min(max_new_tokens, limit - len(prompt) + 1) for prompt in prompts]
+    return [min(max_new_tokens, context_length - len(prompt) + 1) for prompt in prompts]

@@ -7,9 +7,9 @@ of short texts would need the memory of long texts. When a row is finished, the 
 it, so the live rows are always the first n. On a CPU, consecutive rows of similar length attend
 together, and read no more columns than the longest of them.
 
-Letters, also in `causal.py` and `t5.py`: R rows, n live rows, D hidden size, H key-value heads.
-G query heads per key-value head, W columns of the buffer, K columns of the window, d head size. P
-longest prompt of a prefill.
+Letters in shapes, also in `causal.py` and `t5.py`: R rows, n live rows, D hidden size, H key-value
+heads, G query heads per key-value head, d head size. W columns of the buffer, K columns of the
+window, P longest prompt of a prefill.
 """
 
 from __future__ import annotations
@@ -33,39 +33,40 @@ from toque.models.generation.gathered_attention import DTYPE as GATHERED
 from toque.models.generation.gathered_attention import TILE, Gather, Tiles, can_gather
 from toque.models.generation.packed_products import has_bf16_products
 
-SPARE = 64  # columns that are allocated in addition to the current need
-MAX_INITIAL_COLUMNS = 1024  # columns that are allocated before a row needs them
-# Padding in a group of rows: 40 us at 8 GB/s, the cost of another call.
+SPARE = 64
+"""Columns that are allocated in addition to the current need."""
+MAX_INITIAL_COLUMNS = 1024
+"""Maximum number of columns that are allocated before a row needs them."""
 MAX_WASTED_COLUMNS = 192
-# Prompt tokens with padding in one forward, which limits its memory.
+"""Padded columns in a group of rows: 40 us at 8 GB/s, the cost of another kernel call."""
 PREFILL_TOKENS = 4096
-# Padding of a prefill on a CPU: 0.15 ms per token (30 M model), 2 to 3 per call.
+"""Prompt tokens with padding in one forward pass, which limits its memory."""
 WASTED_TOKENS = 128
+"""Padding of a prefill on a CPU. A token takes 0.15 ms (30M model), another call 2 to 3 ms."""
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
-    """Return the precision of the KV cache: float16 if gathered, else the precision of products."""
+    """Return the cache's precision: float16 for gathered attention, otherwise as the matmuls."""
     if has_bf16_products(core):
-        return GATHERED if gathers(core) else torch.bfloat16
+        return GATHERED if uses_gathered_attention(core) else torch.bfloat16
     kind = core.device.type
-    return (
-        torch.get_autocast_dtype(kind)
-        if torch.is_autocast_enabled(kind)
-        else core.dtype
-    )
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return core.dtype
 
 
-def gathers(core: PreTrainedModel) -> bool:
-    """True if the attention of a step is gathered, with bf16 products only.
+def uses_gathered_attention(core: PreTrainedModel) -> bool:
+    """Check whether decoding steps use gathered attention, which needs bf16 matmuls.
 
-    float32 products keep float32 sums. Models of the family `CAUSAL` may have windows and caps.
+    A float32 model keeps float32 attention. Models of the family `CAUSAL` may have sliding windows
+    and score caps, which gathered attention does not support.
     """
     is_causal = family_of(core.config) == CAUSAL
     return has_bf16_products(core) and can_gather(core.device) and not is_causal
 
 
 def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
-    """Return the layers, key-value heads and head size of the decoder."""
+    """Return the decoder's numbers of layers and key-value heads, and its head size."""
     config = core.config
     if family_of(config).is_encoder_decoder:
         return config.num_decoder_layers, config.num_heads, config.d_kv
@@ -76,18 +77,23 @@ def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
 
 
 def layer_devices(core: PreTrainedModel) -> list[torch.device]:
-    """Return the device of each layer of the decoder."""
-    encoder = family_of(core.config).is_encoder_decoder
-    decoder = core.get_submodule("decoder") if encoder else core.base_model
+    """Return the device of each decoder layer."""
+    is_encoder_decoder = family_of(core.config).is_encoder_decoder
+    decoder = core.get_submodule("decoder") if is_encoder_decoder else core.base_model
     return [next(layer.parameters()).device for layer in blocks(decoder)]
 
 
-def neighbours(
+def group_by_length(
     lengths: Sequence[int], *, max_wasted: float, max_tokens: float = math.inf
 ) -> Iterator[slice]:
-    """Group consecutive rows of similar length, with limits for padding and for all tokens.
+    """Group consecutive rows of similar length.
 
-    >>> list(neighbours([900, 880, 100, 90], max_wasted=128))
+    Args:
+        lengths: Tokens of each row.
+        max_wasted: Padding of a group, in tokens.
+        max_tokens: Tokens of a group, including padding.
+
+    >>> list(group_by_length([900, 880, 100, 90], max_wasted=128))
     [slice(0, 2, None), slice(2, 4, None)]
     """
     start = longest = total = 0
@@ -98,27 +104,29 @@ def neighbours(
             yield slice(start, row)
             start = row
             longest = total = 0
-        longest, total = max(longest, length), total + length
+        longest = max(longest, length)
+        total += length
     if start < len(lengths):
         yield slice(start, len(lengths))
 
 
-def prefilled_together(
+def prefill_groups(
     prompts: Sequence[Sequence[int]], device: torch.device
 ) -> Iterator[slice]:
-    """Group consecutive prompts for the forwards of a prefill."""
+    """Group consecutive prompts that share a forward pass of a prefill."""
+    lengths = [len(prompt) for prompt in prompts]
     max_wasted = WASTED_TOKENS if device.type == "cpu" else PREFILL_TOKENS
-    return neighbours(
-        [*map(len, prompts)], max_wasted=max_wasted, max_tokens=PREFILL_TOKENS
-    )
+    return group_by_length(lengths, max_wasted=max_wasted, max_tokens=PREFILL_TOKENS)
 
 
-def padded(
+def pad_prompts(
     prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
 ) -> Tensor:
     """Build token ids [prompts, P] with padding on the right."""
-    width = max(map(len, prompts))
-    rows = [list(prompt) + [pad_id] * (width - len(prompt)) for prompt in prompts]
+    width = max(len(prompt) for prompt in prompts)
+    rows = [
+        [*prompt, *itertools.repeat(pad_id, width - len(prompt))] for prompt in prompts
+    ]
     return torch.tensor(rows, device=device)
 
 
@@ -129,14 +137,14 @@ class Columns:
         self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
         # A masked column must not contain NaN.
-        self.data = _zeroed(shape, dtype, device)
+        self.data = _allocate_zeros(shape, dtype, device)
 
     def append(self, column: int, new: Tensor) -> None:
         """Write one column of the first n rows, [n, H, d]."""
         self.data[: len(new), :, column] = new
 
     def begin(self, row: int, column: int) -> None:
-        """Prepare a row that starts with this column."""
+        """Prepare a row that starts with this column. `Tiles` need it."""
 
     def store(self, row: int, columns: slice, many: Tensor) -> None:
         """Write columns of a row, [H, columns, d]."""
@@ -147,20 +155,22 @@ class Columns:
         self.data[row, :, columns] = self.data[source, :, columns]
 
     def copy_from(self, other: Tensor, rows: int, columns: slice, start: int) -> None:
-        """Copy columns of the first rows from a buffer's data, to the columns after `start`."""
+        """Copy columns of the first rows from a buffer's data, to the columns from `start`."""
         source = other[:rows, :, columns]
+        if other is self.data:  # source and target may overlap
+            source = source.clone()
         end = start + columns.stop - columns.start
-        self.data[:rows, :, start:end] = (
-            source.clone() if other is self.data else source
-        )
+        self.data[:rows, :, start:end] = source
 
 
-def _zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _allocate_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """Allocate zeros. On a CPU, a page needs time and memory only when it is first used.
 
-    `torch.zeros` writes all pages. NumPy requests huge pages, which clears 2 MiB for a short row in
-    a long buffer instead of 16 KiB. It takes 20 % of the time of 96 rows of 80 tokens, if the
-    longest has 512.
+    `torch.zeros` writes all pages. NumPy requests huge pages, so that the first token of a short
+    row in a long buffer clears 2 MiB instead of 16 KiB. This takes 20 % of the time of 96 rows of
+    80 tokens, if the longest row has 512.
     """
     if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -174,27 +184,32 @@ class AttentionWindow:
 
     rows: slice
     columns: slice
-    # Added to the scores, [rows or 1, H or 1, 1, K]; None without a mask.
     mask: Tensor | None
-    gather: Gather | None = None  # gathered attention, if it is used
-    cap: float | None = None  # c of scores that become c * tanh(s / c) before the mask
+    """Added to the scores, [rows or 1, H or 1, 1, K]; None without a mask."""
+    gather: Gather | None = None
+    """Gathered attention, if it is used."""
+    cap: float | None = None
+    """Cap c of the scores s: they become c * tanh(s / c) before the mask."""
 
     @property
-    def masked(self) -> slice:
-        """Columns of the mask."""
+    def mask_columns(self) -> slice:
+        """Columns of the mask: `columns`, or entire tiles for gathered attention."""
         return self.columns if self.gather is None else self.gather.columns
 
-    def near(self, width: int | None, cap: float | None) -> AttentionWindow:
-        """Return a window with a cap, and with at most `width` columns at the end."""
-        first = max(
-            self.columns.start, self.columns.stop - (width or self.columns.stop)
-        )
-        mask = (
-            None if self.mask is None else self.mask[..., first - self.columns.start :]
-        )
-        return replace(
-            self, columns=slice(first, self.columns.stop), mask=mask, cap=cap
-        )
+    def narrow(self, width: int | None, cap: float | None) -> AttentionWindow:
+        """Return the window's last `width` columns, with a cap. None for all columns."""
+        start, stop = self.columns.start, self.columns.stop
+        first = start if not width else max(start, stop - width)
+        mask = self.mask
+        if mask is not None:
+            mask = mask[..., first - start :]
+        return replace(self, columns=slice(first, stop), mask=mask, cap=cap)
+
+    def to(self, device: torch.device) -> AttentionWindow:
+        """Return the window with its mask on a device."""
+        if self.mask is None or self.mask.device == device:
+            return self
+        return replace(self, mask=self.mask.to(device))
 
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, scale: float
@@ -203,7 +218,8 @@ class AttentionWindow:
         query = query[self.rows]
         if self.gather is not None:
             return self.gather.attend(query, keys, values, self.mask, scale)
-        keys, values = (part[self.rows, :, self.columns] for part in (keys, values))
+        keys = keys[self.rows, :, self.columns]
+        values = values[self.rows, :, self.columns]
         return _attend(query, keys, values, self.mask, scale, self.cap)
 
 
@@ -221,7 +237,8 @@ def _attend(
     With a cap c, scores s become c * tanh(s / c) before the mask.
     """
     n, heads, columns, size = keys.shape
-    # Query heads with shared keys are several queries at one position: nothing is repeated.
+    # Query heads with shared keys become several queries at one position, so that keys and values
+    # need not be repeated.
     grouped = query.to(keys.dtype).reshape(n, heads, -1, size).contiguous()
     if keys.device.type != "cpu" and cap is None:
         if mask is not None:
@@ -230,45 +247,46 @@ def _attend(
             grouped, keys, values, mask, scale=scale
         )
         return output.reshape(n, -1)
-    # On a CPU, two plain products: almost all time is spent on reading keys and values. PyTorch's
+
+    # On a CPU, two plain matmuls: almost all time is spent on reading keys and values. PyTorch's
     # fused kernel for many queries is slower (5.2 ms instead of 4.2 ms for 64 rows, 6 heads, 180
     # columns).
     queries = grouped.view(n * heads, -1, size)
     if keys.dtype == torch.float32:
-        products = torch.bmm(queries, _flat(keys).transpose(1, 2))
+        products = torch.bmm(queries, _merge_heads(keys).transpose(1, 2))
     else:  # oneDNN's bf16 kernels are three times as fast in this order
-        products = torch.bmm(_flat(keys), queries.transpose(1, 2)).transpose(1, 2)
+        products = torch.bmm(_merge_heads(keys), queries.transpose(1, 2))
+        products = products.transpose(1, 2)
     scores = products.float().mul_(scale).view(n, heads, -1, columns)
     if cap is not None:
         scores = scores.div_(cap).tanh_().mul_(cap)
     if mask is not None:
         scores = scores.add_(mask)
-    shares = scores.softmax(-1).to(values.dtype)
-    return torch.bmm(shares.view(n * heads, -1, columns), _flat(values)).view(n, -1)
+    weights = scores.softmax(-1).to(values.dtype).view(n * heads, -1, columns)
+    return torch.bmm(weights, _merge_heads(values)).view(n, -1)
 
 
-def _flat(part: Tensor) -> Tensor:
+def _merge_heads(part: Tensor) -> Tensor:
     """View [n, H, K, d] as [n * H, K, d], without a copy if rows and heads can be one axis."""
     n, heads, columns, size = part.shape
     stride = part.stride()
+    shape = (n * heads, columns, size)
     if stride[0] != heads * stride[1]:
-        return part.reshape(n * heads, columns, size)
-    return part.as_strided(
-        (n * heads, columns, size), stride[1:], part.storage_offset()
-    )
+        return part.reshape(shape)
+    return part.as_strided(shape, stride[1:], part.storage_offset())
 
 
 class KVCache:
     """Keys and values of every layer for the live rows. The first row allocates memory.
 
     Args:
-        shape: Layers, key-value heads and head size.
+        shape: Numbers of layers and key-value heads, and the head size.
         rows: Maximum number of rows.
-        columns: Columns of the longest row, if known. To grow a buffer copies it.
+        columns: Columns of the longest row, if known. A buffer that grows is copied.
         dtype: Precision of keys and values.
         device: Device of the masks.
         devices: Device of each layer; `device` by default.
-        gathers: Use gathered attention, on a CPU only. It determines the precision.
+        gathers: True for gathered attention, which works on a CPU only and ignores `dtype`.
     """
 
     def __init__(
@@ -282,21 +300,22 @@ class KVCache:
         devices: Sequence[torch.device] = (),
         gathers: bool = False,
     ) -> None:
-        layers, heads, size = shape
+        n_layers, heads, size = shape
         self._shape = (rows, heads, size)
-        self._dtype, self._device = dtype, device
+        self._dtype = dtype
+        self._device = device
         self._gathers = gathers
-        self.devices = tuple(devices) or (device,) * layers
-        self._layers: list[
-            tuple[Columns | Tiles, Columns | Tiles]
-        ] = []  # keys and values
+        self.devices = tuple(devices) or tuple(itertools.repeat(device, n_layers))
+        # Keys and values of each layer.
+        self._layers: list[tuple[Columns | Tiles, Columns | Tiles]] = []
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
-        self.starts: list[int] = []  # first column of every live row
-        self.end = 0  # column of the next token
-        self._width = self._rounded_width(min(columns, MAX_INITIAL_COLUMNS))
-        self._groups: list[
-            slice
-        ] = []  # groups of rows; empty after a change of the rows
+        self.starts: list[int] = []
+        """First column of every live row."""
+        self.end = 0
+        """Column of the next token."""
+        self._width = self._round_up(min(columns, MAX_INITIAL_COLUMNS))
+        # Groups of rows that attend together. Empty after a change of the rows.
+        self._groups: list[slice] = []
         self._gather: Gather | None = None  # gathered attention of the last step
 
     @classmethod
@@ -309,7 +328,7 @@ class KVCache:
             dtype=cache_dtype(core),
             device=core.device,
             devices=layer_devices(core),
-            gathers=gathers(core),
+            gathers=uses_gathered_attention(core),
         )
 
     @property
@@ -318,16 +337,17 @@ class KVCache:
         return min(self.starts, default=self.end)
 
     def admit(self, lengths: Sequence[int]) -> list[tuple[int, slice]]:
-        """Add rows with prompts of these lengths. Return the row and columns of each."""
-        needed = max(lengths)
-        if not self._layers or not self.starts or self.end < needed:
-            self._place(needed)
+        """Add rows with prompts of these lengths. Return the row and columns of each prompt."""
+        longest = max(lengths)
+        if not self._layers or not self.starts or self.end < longest:
+            self._move_rows(longest)
         places = []
         for row, length in enumerate(lengths, start=len(self.starts)):
-            places.append((row, slice(self.end - length, self.end)))
-            self.starts.append(self.end - length)
+            start = self.end - length
+            places.append((row, slice(start, self.end)))
+            self.starts.append(start)
             self._mask_row(row)
-            if not length:
+            if not length:  # otherwise `store` prepares the row
                 for buffer in self._buffers():
                     buffer.begin(row, self.end)
         self._groups = []
@@ -342,8 +362,9 @@ class KVCache:
     ) -> None:
         """Store keys and values of new rows' prompts, [prompts, H, P, d], at places of `admit`."""
         for buffer, prompts in zip(self._layers[layer], (keys, values), strict=True):
-            for (row, columns), many in zip(places, prompts, strict=True):
-                buffer.store(row, columns, many[:, : columns.stop - columns.start])
+            for (row, columns), prompt in zip(places, prompts, strict=True):
+                length = columns.stop - columns.start
+                buffer.store(row, columns, prompt[:, :length])
 
     def drop(self, row: int) -> None:
         """Remove a row. The last live row replaces it."""
@@ -360,41 +381,50 @@ class KVCache:
     def begin(self) -> list[AttentionWindow]:
         """Prepare one more token per row. Return the windows that end with it."""
         n_used = self.end - self.first
-        # A move copies fewer columns than steps and prompts have freed since the last one.
-        if self.end == self._width or self.first >= n_used + SPARE:
-            self._place(n_used)
+        # More columns are unused than used. So a move copies fewer columns than steps and prompts
+        # have freed since the last move.
+        has_unused = self.first >= n_used + SPARE
+        if has_unused or self.end == self._width:
+            self._move_rows(n_used)
         return self.windows(self.end + 1)
 
     def windows(self, end: int) -> list[AttentionWindow]:
         """Return windows over the rows' columns before `end`."""
         if self._gathers:
-            rows, columns = slice(0, len(self.starts)), slice(self.first, end)
-            gather = Gather(columns, [slice(start, end) for start in self.starts])
-            if self._gather is not None and gather.reads_as(self._gather):
-                gather = self._gather
-            self._gather = gather
-            blocked = self._blocked[rows, None, None, gather.columns].clone()
-            blocked[..., end - gather.columns.start :] = -torch.inf
-            return [AttentionWindow(rows, columns, blocked, gather)]
+            return [self._gathered_window(end)]
         if not self._groups:
             max_wasted = MAX_WASTED_COLUMNS if self._device.type == "cpu" else math.inf
             lengths = [end - start for start in self.starts]
-            self._groups = list(neighbours(lengths, max_wasted=max_wasted))
+            self._groups = list(group_by_length(lengths, max_wasted=max_wasted))
+
         windows = []
         for rows in self._groups:
-            first = min(starts := self.starts[rows])
-            mask = (
-                self._blocked[rows, None, None, first:end]
-                if max(starts) > first
-                else None
-            )
+            starts = self.starts[rows]
+            first = min(starts)
+            mask = None
+            if max(starts) > first:
+                mask = self._blocked[rows, None, None, first:end]
             windows.append(AttentionWindow(rows, slice(first, end), mask))
         return windows
 
+    def _gathered_window(self, end: int) -> AttentionWindow:
+        """Return one window over all rows. Reuse the last `Gather` if it reads the same tiles."""
+        rows = slice(0, len(self.starts))
+        columns = slice(self.first, end)
+        gather = Gather(columns, [slice(start, end) for start in self.starts])
+        if self._gather is not None and gather.reads_same_tiles(self._gather):
+            gather = self._gather
+        self._gather = gather
+        # A clone, because later steps read the columns after `end`.
+        blocked = self._blocked[rows, None, None, gather.columns].clone()
+        blocked[..., end - gather.columns.start :] = -torch.inf
+        return AttentionWindow(rows, columns, blocked, gather)
+
     def append(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the key and value of a new token, [n, H, d] each."""
-        for buffer, new in zip(self._layers[layer], (key, value), strict=True):
-            buffer.append(self.end, new)
+        keys, values = self._layers[layer]
+        keys.append(self.end, key)
+        values.append(self.end, value)
 
     def attend(
         self,
@@ -406,65 +436,70 @@ class KVCache:
     ) -> Tensor:
         """Compute attention of one token per row, [n, H * G, d] to [n, H * G * d]."""
         keys, values = (buffer.data for buffer in self._layers[layer])
-        if keys.device != self._device:
-            masks = [
-                None if part.mask is None else part.mask.to(keys.device)
-                for part in windows
-            ]
-            windows = [
-                replace(part, mask=m) for part, m in zip(windows, masks, strict=True)
-            ]
-        outputs = [window.attend(query, keys, values, scale) for window in windows]
+        outputs = [
+            window.to(keys.device).attend(query, keys, values, scale)
+            for window in windows
+        ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _buffers(self) -> Iterator[Columns | Tiles]:
         return itertools.chain(*self._layers)
 
-    def _place(self, end: int) -> None:
-        """Move the rows so that they end before column `end`. Tiles may end up to a tile later."""
-        first, n_live = self.first, len(self.starts)
+    def _move_rows(self, end: int) -> None:
+        """Move the rows so that their next column is `end`. Tiles may end up to a tile later."""
+        first = self.first
+        n_live = len(self.starts)
         n_used = self.end - first
         if self._gathers:
-            end += ((self.end if n_live else 0) - end) % TILE
-        source, start = slice(first, self.end), end - n_used
+            # Tiles move as a whole, so the column within a tile stays the same.
+            current_end = self.end if n_live else 0
+            end += (current_end - end) % TILE
+        source = slice(first, self.end)
+        start = end - n_used
         if self._layers and end + SPARE <= self._width:
             for buffer in self._buffers():
                 buffer.copy_from(buffer.data, n_live, source, start)
         else:
             self._allocate(source, start)
         self.starts = [old_start - first + start for old_start in self.starts]
-        self.end, self._gather = end, None
+        self.end = end
+        self._gather = None
         for row in range(n_live):
             self._mask_row(row)
 
     def _allocate(self, source: slice, start: int) -> None:
         """Allocate buffers, wider if needed. Copy the live rows' columns `source` to `start`."""
         end = start + source.stop - source.start
-        if end + (SPARE if self._layers else 0) > self._width:
-            self._width = self._rounded_width(end + max(SPARE, end // 4))
+        needed = end + SPARE if self._layers else end
+        if needed > self._width:
+            self._width = self._round_up(end + max(SPARE, end // 4))
         rows, heads, size = self._shape
         shape = (rows, heads, self._width, size)
-        old, self._layers = self._layers, []
+        old_buffers = list(self._buffers())
+        self._layers = []
         for device in self.devices:
-            keys, values = (
-                Tiles(shape, keys=are_keys)
-                if self._gathers
-                else Columns(shape, self._dtype, device)
-                for are_keys in (True, False)
-            )
-            self._layers.append((keys, values))
-        for new, before in zip(self._buffers(), itertools.chain(*old), strict=False):
-            new.copy_from(before.data, len(self.starts), source, start)
+            if self._gathers:
+                layer = Tiles(shape, keys=True), Tiles(shape, keys=False)
+                self._layers.append(layer)
+            else:
+                keys = Columns(shape, self._dtype, device)
+                values = Columns(shape, self._dtype, device)
+                self._layers.append((keys, values))
+        # The first allocation has no old buffers.
+        for new, old in zip(self._buffers(), old_buffers, strict=False):
+            new.copy_from(old.data, len(self.starts), source, start)
         dtype = torch.float32 if self._gathers else self._dtype
         self._blocked = torch.zeros(rows, self._width, dtype=dtype, device=self._device)
 
-    def _rounded_width(self, width: int) -> int:
+    def _round_up(self, width: int) -> int:
+        """Round a width up to entire tiles, or to an odd number."""
         if self._gathers:
             return -(-width // TILE) * TILE
-        # Odd, because with a multiple of 4 KiB per row, all rows use the same few lines of a CPU's
-        # cache (3.3 ms instead of 2.1 ms for one product with the keys of 96 rows).
+        # With a multiple of 4 KiB per row, all rows use the same few lines of a CPU's cache (3.3 ms
+        # instead of 2.1 ms for one matmul with the keys of 96 rows).
         return width | 1
 
     def _mask_row(self, row: int) -> None:
+        """Mask the columns left of the row's start."""
         self._blocked[row] = 0.0
         self._blocked[row, : self.starts[row]] = -torch.inf

@@ -1,14 +1,14 @@
-"""Live rows: the answers that a model generates now. Rows join and leave while it runs.
+"""Batch of answers that a model generates together. Rows join and leave while it runs.
 
-Rows are independent: length and sampling options of a row do not change the answer of another row.
+Rows are independent: the length and sampling options of a row do not change another row's answer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,35 +24,40 @@ from toque.models.generation.options import GenerationOptions
 from toque.models.generation.sampling import (
     WORTHWHILE_STEPS,
     Int8Argmax,
-    sampled,
+    sample_tokens,
     supports_int8,
     uniform,
 )
 from toque.models.generation.t5 import T5Decoding
 
 End = Literal["stop", "length", "stuck"]
-"""Reason for the end of an answer: an end token, the length limit, or a fault of its form."""
-Share = tuple[float | None, Sequence[tuple[int, float]]]
-"""Log-probability of the chosen token, and of the most likely tokens, best first."""
+"""Reason for the end of an answer: an end token, the length limit, or no token that fits its form.
+"""
+TopLogprobs = Sequence[tuple[int, float]]
+"""Most likely tokens and their log-probabilities, the most likely first."""
+Logprobs = tuple[float | None, TopLogprobs]
+"""Log-probability of a token, and of the most likely tokens at its position."""
+_NO_LOGPROBS: Final[Logprobs] = (None, ())
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
     """Request for one answer."""
 
-    prompt: Sequence[int]  # token ids, at least one
-    most_tokens: int  # maximum length of the answer, within the model's positions
-    options: (
-        GenerationOptions  # sampling options; lengths, precision and rows are ignored
-    )
-    # Determines the random numbers, together with the seed and the position.
+    prompt: Sequence[int]
+    """Token ids, at least one."""
+    max_tokens: int
+    """Maximum length of the answer, within the model's context length."""
+    options: GenerationOptions
+    """Sampling options. Lengths, precision and batch rows are ignored."""
     number: int = 0
-    # Number of alternatives with logprobs; None for no logprobs.
-    n_likeliest: int | None = None
-    begun: Sequence[
-        int
-    ] = ()  # first tokens of the answer if they are fixed; not reported
-    constraint: Constraint | None = None  # form of the answer
+    """Determines the random numbers, together with the seed and the position."""
+    n_top_logprobs: int | None = None
+    """Number of most likely tokens to report with their logprobs; None for no logprobs."""
+    prefix: Sequence[int] = ()
+    """Fixed first tokens of the answer, which are not reported."""
+    constraint: Constraint | None = None
+    """Form of the answer."""
 
 
 class NewToken(NamedTuple):
@@ -61,38 +66,68 @@ class NewToken(NamedTuple):
     order: Order
     token: int
     end: End | None
-    """Reason, for the last token only. With "stop" the token is not part of the answer."""
-    # In nats, after masks of form and n-grams, before temperature and top-k.
+    """Reason for the end, for the last token only. With "stop" the token is not part of the answer.
+    """
     logprob: float | None
-    # The most likely tokens and their logprobs, best first.
-    likeliest: Sequence[tuple[int, float]]
+    """In nats, after the masks of form and n-grams, before temperature and top-k."""
+    top_logprobs: TopLogprobs
 
 
 class Ngrams:
-    """N-grams of one answer."""
+    """N-grams of an answer, and the tokens that would repeat one of them."""
 
     def __init__(self, n: int | None) -> None:
         self.repeating: Sequence[int] = ()
         """Tokens that would repeat an n-gram if they came next."""
         self._n = n
-        self._next = defaultdict[tuple[int, ...], list[int]](list)
+        self._next_tokens = defaultdict[tuple[int, ...], list[int]](list)
 
     def add(self, answer: Sequence[int]) -> None:
         """Add the last n-gram of an answer. Call this method after each token."""
         if not self._n or len(answer) < self._n:
             return
         *before, last = answer[-self._n :]
-        self._next[tuple(before)].append(last)
-        self.repeating = self._next.get(tuple(answer[len(answer) - self._n + 1 :]), ())
+        self._next_tokens[tuple(before)].append(last)
+        current = tuple(answer[len(answer) - self._n + 1 :])
+        self.repeating = self._next_tokens.get(current, ())
+
+
+@dataclass(eq=False)
+class _Row:
+    """Live row: an answer that is being generated."""
+
+    order: Order
+    token: int
+    """Newest token, which the next step reads."""
+    ngrams: Ngrams
+    answer: list[int] = field(default_factory=list)
+    logprobs: Logprobs = _NO_LOGPROBS
+    """Requested logprobs of the newest token."""
+
+    @property
+    def needs_only_argmax(self) -> bool:
+        """True if the token is the argmax of unchanged logits, without logprobs."""
+        order = self.order
+        is_plain = _is_greedy_and_free(order) and order.n_top_logprobs is None
+        return is_plain and not self.ngrams.repeating
+
+    def end(self, end_ids: Collection[int]) -> End | None:
+        """Return the reason if the newest token ends the answer."""
+        constraint = self.order.constraint
+        if constraint is not None and constraint.fault:
+            return "stuck"
+        if self.token in end_ids:
+            return "stop"
+        return "length" if len(self.answer) >= self.order.max_tokens else None
 
 
 class LiveRows:
-    """Live rows of a model in evaluation mode with packed products (`packed_products.py`).
+    """Batch of a model in evaluation mode with packed matmuls (`packed_products.py`).
 
     Args:
         core: The model.
         rows: Maximum number of rows.
-        columns: Tokens of the longest row. Decoder-only models include the prompt.
+        columns: Tokens of the longest row. For a decoder-only model, they include the prompt.
         eos_id: Token or tokens that end an answer.
         pad_id: Padding token.
     """
@@ -107,237 +142,225 @@ class LiveRows:
         eos_id: int | Collection[int],
         pad_id: int,
     ) -> None:
-        self.core, self.rows = core, rows
-        self.end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
-        family = (
-            T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding
-        )
-        self._decoding = family(core, rows=rows, columns=columns, pad_id=pad_id)
+        self.core = core
+        self._max_rows = rows
+        self._end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
+        is_encoder_decoder = family_of(core.config).is_encoder_decoder
+        decoding = T5Decoding if is_encoder_decoder else CausalDecoding
+        self._decoding = decoding(core, rows=rows, columns=columns, pad_id=pad_id)
+        self._rows: list[_Row] = []
+
         self._weight, self._bias = output_head(core)
-        on_cpu = core.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        self._buffer = (
-            self._weight.new_empty(rows, len(self._weight)) if on_cpu else None
-        )
         self._cap = logit_cap(core)
-        self._can_bound = self._cap is None and supports_int8(self._weight, self._bias)
-        self._bounds: Int8Argmax | None = None
-        self.orders: list[Order] = []  # order of each live row
-        self._tokens: list[int] = []
-        self._answers: list[list[int]] = []
-        self._ngrams: list[Ngrams] = []
+        self._buffer: Tensor | None = None
+        if core.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+            self._buffer = self._weight.new_empty(rows, len(self._weight))
+        # A cap may round different logits to the same value, which changes the argmax.
+        self._supports_argmax = self._cap is None and supports_int8(
+            self._weight, self._bias
+        )
+        self._int8_argmax: Int8Argmax | None = None
+
+    @property
+    def orders(self) -> list[Order]:
+        """Order of each live row."""
+        return [row.order for row in self._rows]
 
     @torch.inference_mode()
     def admit(self, orders: Sequence[Order]) -> None:
-        """Prefill the prompts of new rows. The total must not exceed `rows`."""
+        """Prefill the prompts of new rows. The total must not exceed the maximum number of rows."""
         orders = sorted(orders, key=lambda order: -len(order.prompt))  # less padding
-        greedy = any(
-            _is_bounded(o) and o.most_tokens >= WORTHWHILE_STEPS for o in orders
-        )
-        if greedy and self._bounds is None and self._can_bound:
-            self._bounds = Int8Argmax(self._weight, rows=self.rows)
-        self._tokens += self._decoding.admit([order.prompt for order in orders])
-        self.orders += orders
-        self._answers += [[] for _ in orders]
-        self._ngrams += [Ngrams(order.options.no_repeat_ngram_size) for order in orders]
+        if self._supports_argmax and self._int8_argmax is None:
+            is_worthwhile = any(
+                _is_greedy_and_free(order) and order.max_tokens >= WORTHWHILE_STEPS
+                for order in orders
+            )
+            if is_worthwhile:
+                self._int8_argmax = Int8Argmax(self._weight, rows=self._max_rows)
+        first_tokens = self._decoding.admit([order.prompt for order in orders])
+        for order, token in zip(orders, first_tokens, strict=True):
+            ngrams = Ngrams(order.options.no_repeat_ngram_size)
+            self._rows.append(_Row(order, token, ngrams))
 
     @torch.inference_mode()
     def read(self, order: Order) -> list[NewToken]:
         """Compute the logprobs of a prompt's tokens, except the first, for a decoder-only model."""
-        ids, n_likeliest = order.prompt, order.n_likeliest
-        shares: list[Share] = [(None, ())]
-        if n_likeliest is not None:
-            tokens = torch.tensor([ids], device=self.core.device)
-            positions = torch.arange(len(ids), device=tokens.device)[None]
-            for part in torch.split(
-                decoder_rows(self.core, tokens, positions)[0, :-1], self.rows
-            ):
-                logs = self._logits(part).float().log_softmax(-1)
-                for row, token in zip(logs, ids[len(shares) :], strict=False):
-                    shares.append((float(row[token]), _likeliest(row, n_likeliest)))
-        else:
-            shares *= len(ids)
+        ids = order.prompt
+        n_top = order.n_top_logprobs
+        if n_top is None:
+            return [NewToken(order, token, None, *_NO_LOGPROBS) for token in ids]
+
+        tokens = torch.tensor([ids], device=self.core.device)
+        positions = torch.arange(len(ids), device=tokens.device)[None]
+        hidden = decoder_rows(self.core, tokens, positions)[0, :-1]
+        logprobs: list[Logprobs] = [_NO_LOGPROBS]
+        for part in torch.split(hidden, self._max_rows):  # the rows of the buffer
+            distributions = self._logits(part).float().log_softmax(-1)
+            next_tokens = ids[len(logprobs) :]
+            for logs, token in zip(distributions, next_tokens, strict=False):
+                logprobs.append((float(logs[token]), _most_likely(logs, n_top)))
         return [
-            NewToken(order, token, None, *share)
-            for token, share in zip(ids, shares, strict=True)
+            NewToken(order, token, None, *token_logprobs)
+            for token, token_logprobs in zip(ids, logprobs, strict=True)
         ]
 
     @torch.inference_mode()
     def step(self) -> list[NewToken]:
         """Generate the next token of every row, and drop the rows that end.
 
-        Do not return the fixed first tokens of an answer.
+        The fixed first tokens of an answer are not returned.
         """
-        hidden = self._decoding.step(
-            torch.tensor(self._tokens, device=self.core.device)
-        )
-        self._tokens, shares = self._choose(hidden)
+        last_tokens = [row.token for row in self._rows]
+        tokens = torch.tensor(last_tokens, device=self.core.device)
+        self._choose_tokens(self._decoding.step(tokens))
 
         new_tokens = []
         finished = []
-        for row, (order, answer, token) in enumerate(
-            zip(self.orders, self._answers, self._tokens, strict=True)
-        ):
-            answer.append(token)
-            self._ngrams[row].add(answer)
-            if len(answer) <= len(order.begun):
+        for index, row in enumerate(self._rows):
+            row.answer.append(row.token)
+            row.ngrams.add(row.answer)
+            if len(row.answer) <= len(row.order.prefix):
                 continue
-            end: End | None = None
-            if order.constraint is not None and order.constraint.fault:
-                end = "stuck"
-            elif token in self.end_ids:
-                end = "stop"
-            elif len(answer) >= order.most_tokens:
-                end = "length"
-            new_tokens.append(NewToken(order, token, end, *shares.get(row, (None, ()))))
+            end = row.end(self._end_ids)
+            new_tokens.append(NewToken(row.order, row.token, end, *row.logprobs))
             if end is not None:
-                finished.append(row)
+                finished.append(index)
 
-        for row in reversed(finished):
-            self._drop(row)
+        # From the last to the first, because the last row takes the number of a dropped one.
+        for index in reversed(finished):
+            self._drop(index)
         return new_tokens
 
     @torch.inference_mode()
     def drop(self, order: Order) -> None:
         """Cancel an order and free its row. Do nothing if the order has ended."""
-        if order in self.orders:
-            self._drop(self.orders.index(order))
+        orders = self.orders
+        if order in orders:
+            self._drop(orders.index(order))
 
-    def _drop(self, row: int) -> None:
-        self._decoding.drop(row)
-        columns: tuple[list[Any], ...] = (
-            self.orders,
-            self._tokens,
-            self._answers,
-            self._ngrams,
-        )
-        for column in columns:
-            column[row] = column[-1]
-            column.pop()
+    def _drop(self, index: int) -> None:
+        """Remove a row. The last live row gets its number."""
+        self._decoding.drop(index)
+        self._rows[index] = self._rows[-1]
+        self._rows.pop()
 
-    def _choose(self, hidden: Tensor) -> tuple[list[int], dict[int, Share]]:
-        """Choose a token per row, and compute the requested logprobs.
+    def _choose_tokens(self, hidden: Tensor) -> None:
+        """Set the next token of every row, and the requested logprobs.
 
         Rows with equal sampling options are processed together.
         """
-        tokens = [0] * len(self.orders)
-        shares: dict[int, Share] = {}
-        alike: defaultdict[tuple[object, ...] | None, list[int]] = defaultdict(list)
-        for row, (order, answer) in enumerate(
-            zip(self.orders, self._answers, strict=True)
-        ):
-            options = order.options
-            if len(answer) < len(order.begun):
-                tokens[row] = order.begun[len(answer)]
-            elif self._can_bound_row(row):
-                alike[None].append(row)
+        argmax_indices: list[int] = []
+        groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+        for index, row in enumerate(self._rows):
+            n_tokens = len(row.answer)
+            options = row.order.options
+            if n_tokens < len(row.order.prefix):
+                row.token = row.order.prefix[n_tokens]
+            elif self._int8_argmax is not None and row.needs_only_argmax:
+                argmax_indices.append(index)
             else:
-                alike[options.temperature, options.top_k, options.top_p].append(row)
+                sampling = (options.temperature, options.top_k, options.top_p)
+                groups[sampling].append(index)
 
-        for sampling, rows in alike.items():
-            part = hidden if len(rows) == len(hidden) else hidden[rows]
-            if sampling is None and self._bounds:
-                chosen = self._bounds(part).tolist()
-            else:
-                logits = self._logits(part)
-                texts = [
-                    (place, constraint, self._answers[row])
-                    for place, row in enumerate(rows)
-                    if (constraint := self.orders[row].constraint) is not None
-                ]
-                if texts:
-                    mask_logits(logits, texts)
-                self._mask_repetitions(logits, rows)
-                chosen = self._sample(logits, rows)
-                shares |= self._compute_shares(logits, rows, chosen)
-            for row, token in zip(rows, chosen, strict=True):
-                tokens[row] = token
-        return tokens, shares
-
-    def _can_bound_row(self, row: int) -> bool:
-        """Return True if the row needs only the argmax of the unmasked logits."""
-        order = self.orders[row]
-        is_bounded = _is_bounded(order) and order.n_likeliest is None
-        return (
-            self._bounds is not None and is_bounded and not self._ngrams[row].repeating
-        )
-
-    def _mask_repetitions(self, logits: Tensor, rows: Sequence[int]) -> None:
-        """Set logits [n, V] of tokens that would repeat an n-gram to minus infinity.
-
-        A row stays unchanged if its form allows no other token.
-        """
-        for place, row in enumerate(rows):
-            if repeating := self._ngrams[row].repeating:
-                masked = logits[place].clone()
-                masked[list(repeating)] = -torch.inf
-                if masked.max() > -torch.inf:
-                    logits[place] = masked
-
-    def _compute_shares(
-        self, logits: Tensor, rows: Sequence[int], chosen: Sequence[int]
-    ) -> dict[int, Share]:
-        """Compute the logprobs of the rows that request them."""
-        places = [
-            p for p, row in enumerate(rows) if self.orders[row].n_likeliest is not None
-        ]
-        if not places:
-            return {}
-        # All rows in one pass, because best-of-n requests the logprobs of every row of a batch.
-        logs = (
-            (logits if len(places) == len(rows) else logits[places])
-            .float()
-            .log_softmax(-1)
-        )
-        tokens = torch.tensor([[chosen[place]] for place in places], device=logs.device)
-        chosen_logs = logs.gather(1, tokens)[:, 0].tolist()
-        return {
-            rows[place]: (
-                log,
-                _likeliest(row, self.orders[rows[place]].n_likeliest or 0),
-            )
-            for place, log, row in zip(places, chosen_logs, logs, strict=True)
-        }
+        if self._int8_argmax is not None and argmax_indices:
+            chosen = self._int8_argmax(_select_rows(hidden, argmax_indices)).tolist()
+            for index, token in zip(argmax_indices, chosen, strict=True):
+                self._rows[index].token = token
+        for indices in groups.values():
+            rows = [self._rows[index] for index in indices]
+            logits = self._logits(_select_rows(hidden, indices))
+            _mask_forms(logits, rows)
+            _mask_repetitions(logits, rows)
+            for row, token in zip(rows, _sample(logits, rows), strict=True):
+                row.token = token
+            _compute_logprobs(logits, rows)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Compute logits, [n, D] -> [n, V]. The next call may overwrite them.
 
-        A CPU uses one buffer, because new pages cost a third of the product (64 rows of 50,257: 45
-        ms, with the buffer 32 ms).
+        On a CPU, write into one buffer, because allocating new pages takes a third of the matmul's
+        time (64 rows, 50,257 tokens: 45 ms, with the buffer 32 ms).
         """
         if self._buffer is None:
-            return capped(F.linear(hidden, self._weight, self._bias), self._cap)
-        logits = torch.mm(hidden, self._weight.T, out=self._buffer[: len(hidden)])
-        return capped(
-            logits if self._bias is None else logits.add_(self._bias), self._cap
-        )
-
-    def _sample(self, logits: Tensor, rows: Sequence[int]) -> list[int]:
-        """Sample tokens of rows with equal sampling options."""
-        options = self.orders[rows[0]].options
-        if options.is_greedy:
-            return logits.argmax(-1).tolist()
-        draws = [
-            uniform(
-                self.orders[r].options.seed,
-                self.orders[r].number,
-                len(self._answers[r]),
-            )
-            for r in rows
-        ]
-        return sampled(
-            logits, draws, options.temperature, options.top_k, options.top_p
-        ).tolist()
+            logits = F.linear(hidden, self._weight, self._bias)
+        else:
+            buffer = self._buffer[: len(hidden)]
+            logits = torch.mm(hidden, self._weight.T, out=buffer)
+            if self._bias is not None:
+                logits.add_(self._bias)
+        return capped(logits, self._cap)
 
 
-def _is_bounded(order: Order) -> bool:
-    """Return True for greedy decoding without a form."""
+def _is_greedy_and_free(order: Order) -> bool:
+    """Check for greedy decoding without a form."""
     return order.options.is_greedy and order.constraint is None
 
 
-def _likeliest(logs: Tensor, n: int) -> Sequence[tuple[int, float]]:
-    """Return the `n` most likely tokens of log-probabilities [V], best first."""
+def _select_rows(values: Tensor, indices: Sequence[int]) -> Tensor:
+    """Select rows in ascending order. Do not copy the tensor if all rows are selected."""
+    return values if len(indices) == len(values) else values[indices]
+
+
+def _mask_forms(logits: Tensor, rows: Sequence[_Row]) -> None:
+    """Set logits [n, V] of tokens that do not fit the form of their row to minus infinity."""
+    constrained = [
+        (index, row.order.constraint, row.answer)
+        for index, row in enumerate(rows)
+        if row.order.constraint is not None
+    ]
+    if constrained:
+        mask_logits(logits, constrained)
+
+
+def _mask_repetitions(logits: Tensor, rows: Sequence[_Row]) -> None:
+    """Set logits [n, V] of tokens that would repeat an n-gram to minus infinity.
+
+    A row stays unchanged if its form allows no other token.
+    """
+    for index, row in enumerate(rows):
+        if row.ngrams.repeating:
+            masked = logits[index].clone()
+            masked[list(row.ngrams.repeating)] = -torch.inf
+            if masked.max() > -torch.inf:
+                logits[index] = masked
+
+
+def _sample(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
+    """Sample a token per row from logits [n, V]. The rows have equal sampling options."""
+    options = rows[0].order.options
+    if options.is_greedy:
+        return logits.argmax(-1).tolist()
+    draws = [
+        uniform(row.order.options.seed, row.order.number, len(row.answer))
+        for row in rows
+    ]
+    return sample_tokens(
+        logits, draws, options.temperature, options.top_k, options.top_p
+    ).tolist()
+
+
+def _compute_logprobs(logits: Tensor, rows: Sequence[_Row]) -> None:
+    """Set the logprobs of the rows that request them, from masked logits [n, V]."""
+    indices = [
+        index for index, row in enumerate(rows) if row.order.n_top_logprobs is not None
+    ]
+    if not indices:
+        return
+    # All rows in one pass, because best-of-n requests the logprobs of every row of a batch.
+    distributions = _select_rows(logits, indices).float().log_softmax(-1)
+    chosen = [[rows[index].token] for index in indices]
+    tokens = torch.tensor(chosen, device=logits.device)
+    logprobs = distributions.gather(1, tokens)[:, 0].tolist()
+    for index, logprob, logs in zip(indices, logprobs, distributions, strict=True):
+        row = rows[index]
+        n_top = row.order.n_top_logprobs or 0
+        row.logprobs = (logprob, _most_likely(logs, n_top))
+
+
+def _most_likely(logs: Tensor, n: int) -> TopLogprobs:
+    """Return the `n` most likely tokens of log-probabilities [V]. Leave out impossible tokens."""
     if not n:
         return ()
-    best = logs.topk(min(n, len(logs)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [pair for pair in pairs if pair[1] > -torch.inf]
+    top = logs.topk(min(n, len(logs)))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return [(token, logprob) for token, logprob in pairs if logprob > -torch.inf]

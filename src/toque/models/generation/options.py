@@ -1,4 +1,4 @@
-"""Options of generation: one frozen value for command line, Python and evaluation."""
+"""Generation options, as one frozen value for command line, Python, server and evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ Precision = Literal["auto", "bf16", "float32"]
 
 
 def refuse_non_numbers(kind: type = Integral, **values: object) -> None:
-    """Raise a ConfigError for an argument that is not a number of this kind. None is allowed."""
+    """Check that arguments are numbers. None is allowed.
+
+    Raises:
+        ConfigError: A value is not a number of this kind.
+    """
     for name, value in values.items():
         if value is not None and not isinstance(value, kind):
             expected = "whole number" if kind is Integral else "number"
@@ -24,31 +28,31 @@ def refuse_non_numbers(kind: type = Integral, **values: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """Options of one generation. temperature applies first, then top_k, then top_p."""
+    """Options of one generation. Temperature applies first, then top_k, then top_p."""
 
     max_new_tokens: int | None = None
-    """Maximum length of an answer in tokens; None for the longest text in training, if it is known.
-    """
+    """Maximum length of an answer in tokens; None for the longest text in the model's training."""
     temperature: float = 0.0
-    """Divisor of the logits. Below 1 it sharpens them, and 0 selects the most likely token."""
+    """Divisor of the logits. Below 1 it sharpens the distribution. 0 selects the most likely token.
+    """
     top_k: int | None = None
     """Number of most likely tokens to sample from; None or 0 for all tokens."""
     top_p: float = 1.0
     """Nucleus: sample from the fewest tokens with a total probability of p (Holtzman et al. 2020).
     """
     no_repeat_ngram_size: int | None = None
-    """Length in tokens of the shortest run that an answer may not repeat; None or 0 for no limit.
-    Unlike transformers' option of this name, the answer may repeat runs of the prompt."""
+    """Length in tokens of the n-grams that an answer may not repeat; None or 0 for no limit. Unlike
+    transformers' option of this name, the answer may repeat n-grams of the prompt."""
     seed: int = 0
-    """Seed. Together with a prompt's number and the position it determines the random numbers."""
+    """Seed of the random numbers, which also depend on the prompt's number and the position."""
     precision: Precision = "float32"
-    """Precision of products and KV cache; auto is bf16 if the hardware supports it, else float32.
+    """Precision of matmuls and KV cache; auto is bf16 if the hardware supports it, else float32.
 
-    In bf16, a text may differ from the float32 text, or depend on other rows, where two tokens are
-    about equally likely. The rounding of a product depends on its number of rows.
+    If two tokens are about equally likely, a bf16 text may differ from the float32 text, or depend
+    on the batch size, because the rounding of a matmul depends on its number of rows.
     """
     batch_rows: int | None = None
-    """Prompts at a time; None for as many as fit into a quarter of the free memory, with a limit.
+    """Prompts per batch; None for as many as fit into a quarter of the free memory, up to a limit.
     """
 
     @property
@@ -57,24 +61,34 @@ class GenerationOptions:
         return self.temperature == 0.0
 
     def __post_init__(self) -> None:
+        """Raise a ConfigError for a value that is not allowed."""
+        self._check_types()
+        if not 0.0 <= self.temperature < math.inf:  # also refuses NaN
+            raise ConfigError(
+                f"{argument('temperature')} is {self.temperature:g}; use 0 or more."
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(
+                f"{argument('top_p')} must be above 0 and at most 1, not {self.top_p:g}."
+            )
+        self._check_token_limits()
+
+    def _check_types(self) -> None:
         if self.precision not in get_args(Precision):
             allowed = ", ".join(get_args(Precision))
             raise ConfigError(
                 f"{argument('precision')} must be one of {allowed}, not {self.precision!r}."
             )
         refuse_non_numbers(Real, temperature=self.temperature, top_p=self.top_p)
-        whole_numbers = (
-            "max_new_tokens",
-            "top_k",
-            "no_repeat_ngram_size",
-            "seed",
-            "batch_rows",
+        refuse_non_numbers(
+            max_new_tokens=self.max_new_tokens,
+            top_k=self.top_k,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            seed=self.seed,
+            batch_rows=self.batch_rows,
         )
-        refuse_non_numbers(**{name: getattr(self, name) for name in whole_numbers})
-        if not 0.0 <= self.temperature < math.inf:  # also refuses NaN
-            raise ConfigError(
-                f"{argument('temperature')} is {self.temperature:g}; use 0 or more."
-            )
+
+    def _check_token_limits(self) -> None:
         for name, effect in (
             ("top_k", "for all tokens"),
             ("no_repeat_ngram_size", "for no limit"),
@@ -84,10 +98,6 @@ class GenerationOptions:
                 raise ConfigError(
                     f"{argument(name)} must be a number of tokens, or 0 {effect}, not {value}."
                 )
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(
-                f"{argument('top_p')} must be above 0 and at most 1, not {self.top_p:g}."
-            )
         for name in ("max_new_tokens", "batch_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,4 +1,7 @@
-"""Decoding of T5 with a KV cache. Sources are encoded once. For letters see `kv_cache.py`."""
+"""Decoding of T5 with a KV cache. Sources are encoded once.
+
+For the letters in shapes see `kv_cache.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,57 +19,69 @@ from toque.models.generation.kv_cache import (
     AttentionWindow,
     KVCache,
     cache_dtype,
-    padded,
-    prefilled_together,
+    pad_prompts,
+    prefill_groups,
 )
+
+_SPARE_BIAS_COLUMNS = 256
+"""Columns that a position bias has in addition, so that few steps compute it again."""
 
 
 class T5Decoding:
-    """Live rows. Prefill encodes the sources, and computes their keys and values for every layer.
+    """Decoding steps of live rows.
 
-    `columns` is the length of the longest answer. Answers start with the model's own start token,
-    or with `pad_id` without one.
+    Prefill encodes the sources, and computes their keys and values for every layer. `columns` is
+    the length of the longest answer. Answers start with the model's own start token, or with
+    `pad_id` if the model does not have one.
     """
 
     def __init__(
         self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int
     ) -> None:
-        self.core, self.pad_id = core, pad_id
+        self.core = core
+        self.pad_id = pad_id
         start = core.config.decoder_start_token_id
         self.start = pad_id if start is None else int(start)
         self.decoder: Any = core.get_submodule("decoder")
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
         # Keys and values of the cross-attention.
         self.sources = KVCache.of_model(core, rows=rows)
-        self._source_windows: list[
-            AttentionWindow
-        ] = []  # empty after a change of the rows
-        self._position_bias: dict[
-            int, Tensor
-        ] = {}  # bias by layer, if the layer has one
+        # Empty after a change of the rows.
+        self._source_windows: list[AttentionWindow] = []
+        # Bias of each layer that has one, [1, H, 1, columns]. The newest position is the last.
+        self._position_bias: dict[int, Tensor] = {}
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Encode the prompts of new rows after the live ones. Return their start tokens."""
-        places = self.sources.admit([*map(len, prompts)])
-        size, encoder = self.core.config.d_kv, self.core.get_submodule("encoder")
-        for part in prefilled_together(prompts, self.core.device):
-            tokens = padded(prompts[part], self.pad_id, self.core.device)
-            lengths = torch.tensor([*map(len, prompts[part])], device=tokens.device)
-            is_real = (
-                torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-            )
-            mask = is_real[:, None, None, :].expand(-1, -1, tokens.shape[1], -1)
-            source = encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
-            for number, block in enumerate(self.decoder.block):
-                attention = block.layer[1].EncDecAttention
-                keys, values = (
-                    project(source).view(*tokens.shape, -1, size).transpose(1, 2)
-                    for project in (attention.k, attention.v)
-                )
-                self.sources.store(number, places[part], keys, values)
-        self.cache.admit([0] * len(prompts))
+        places = self.sources.admit([len(prompt) for prompt in prompts])
+        for group in prefill_groups(prompts, self.core.device):
+            self._prefill(prompts[group], places[group])
+        self.cache.admit([0 for _ in prompts])
         self._source_windows = []
-        return [self.start] * len(prompts)
+        return [self.start for _ in prompts]
+
+    def _prefill(
+        self, prompts: Sequence[Sequence[int]], places: Sequence[tuple[int, slice]]
+    ) -> None:
+        """Encode prompts, and store the keys and values of the cross-attention."""
+        tokens = pad_prompts(prompts, self.pad_id, self.core.device)
+        rows, width = tokens.shape
+        lengths = torch.tensor(
+            [len(prompt) for prompt in prompts], device=tokens.device
+        )
+        is_token = torch.arange(width, device=tokens.device) < lengths[:, None]
+        mask = is_token[:, None, None, :].expand(-1, -1, width, -1)
+        encoder = self.core.get_submodule("encoder")
+        source = encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
+
+        head_size = self.core.config.d_kv
+        for number, block in enumerate(self.decoder.block):
+            attention = block.layer[1].EncDecAttention
+            keys, values = (
+                project(source).view(rows, width, -1, head_size).transpose(1, 2)
+                for project in (attention.k, attention.v)
+            )
+            self.sources.store(number, places, keys, values)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Compute one step: a token of every live row [n] to the output head's input [n, D]."""
@@ -77,10 +92,12 @@ class T5Decoding:
         shape = (len(tokens), -1, self.core.config.d_kv)
         for number, block in enumerate(self.decoder.block):
             hidden = hidden.to(self.cache.devices[number])
-            layer = block.layer[0]
-            attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
+            self_attention, cross_attention, feed_forward = block.layer
+
+            attention = self_attention.SelfAttention
             if attention.has_relative_attention_bias:  # in T5 only the first layer
-                windows = self._biased(plain_windows, number, attention)
+                windows = self._add_position_bias(plain_windows, number, attention)
+            normed = self_attention.layer_norm(hidden)
             query, key, value = (
                 project(normed).view(shape)
                 for project in (attention.q, attention.k, attention.v)
@@ -90,46 +107,47 @@ class T5Decoding:
             output = self.cache.attend(number, query, windows=windows, scale=1.0)
             hidden = hidden + attention.o(output)
 
-            layer = block.layer[1]
-            attention = layer.EncDecAttention
-            query = attention.q(layer.layer_norm(hidden)).view(shape)
+            attention = cross_attention.EncDecAttention
+            query = attention.q(cross_attention.layer_norm(hidden)).view(shape)
             output = self.sources.attend(
                 number, query, windows=self._source_windows, scale=1.0
             )
             hidden = hidden + attention.o(output)
 
-            hidden = block.layer[2](hidden)
+            hidden = feed_forward(hidden)
         self.cache.end += 1
         return scale_outputs(self.core, self.decoder.final_layer_norm(hidden))
 
-    def _biased(
+    def _add_position_bias(
         self, windows: Sequence[AttentionWindow], layer: int, attention: Any
     ) -> list[AttentionWindow]:
         """Add T5's relative position bias to the windows' masks, [1 or rows, H, 1, K]."""
-        widest = max(part.columns.stop - part.masked.start for part in windows)
-        if (
-            layer not in self._position_bias
-            or self._position_bias[layer].shape[-1] < widest
-        ):
-            # [1, H, 1, columns]: bias of the newest position for each (Raffel et al. 2020, 2.1).
-            columns = widest + 256
-            bias = attention.compute_bias(1, columns, past_seen_tokens=columns - 1)
-            # A CPU adds it to float32 scores. SDPA needs the precision of the keys.
-            on_cpu = bias.device.type == "cpu"
-            self._position_bias[layer] = (
-                bias if on_cpu else bias.to(cache_dtype(self.core))
-            )
+        widest = max(part.columns.stop - part.mask_columns.start for part in windows)
+        position_bias = self._position_bias_of(layer, attention, widest)
         biased = []
         for part in windows:
-            bias = self._position_bias[layer][
-                ..., part.masked.start - part.columns.stop :
-            ]
-            if part.masked.stop > part.columns.stop:  # the mask hides these columns
-                bias = functional.pad(bias, (0, part.masked.stop - part.columns.stop))
-            biased.append(
-                replace(part, mask=bias if part.mask is None else bias + part.mask)
-            )
+            columns = part.mask_columns
+            bias = position_bias[..., columns.start - part.columns.stop :]
+            n_after = columns.stop - part.columns.stop
+            if n_after > 0:  # later columns of a tile, which the mask hides
+                bias = functional.pad(bias, (0, n_after))
+            mask = bias if part.mask is None else bias + part.mask
+            biased.append(replace(part, mask=mask))
         return biased
+
+    def _position_bias_of(self, layer: int, attention: Any, width: int) -> Tensor:
+        """Return a layer's position bias for at least `width` columns. Compute it if necessary."""
+        cached = self._position_bias.get(layer)
+        if cached is not None and cached.shape[-1] >= width:
+            return cached
+        # Bias of the newest position for each column (Raffel et al. 2020, 2.1).
+        columns = width + _SPARE_BIAS_COLUMNS
+        bias: Tensor = attention.compute_bias(1, columns, past_seen_tokens=columns - 1)
+        # A CPU adds it to float32 scores. SDPA needs the precision of the keys.
+        if bias.device.type != "cpu":
+            bias = bias.to(cache_dtype(self.core))
+        self._position_bias[layer] = bias
+        return bias
 
     def drop(self, row: int) -> None:
         """Remove a row. The last live row gets its number."""

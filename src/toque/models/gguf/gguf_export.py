@@ -27,20 +27,20 @@ from toque.models.gguf.gguf_vocabulary import (
     write_vocabulary,
 )
 from toque.models.gguf.layout import (
-    Place,
+    StoredWeight,
     architecture_of,
-    places,
-    put,
     remove_output_scale,
-    rotary,
+    replace_weight,
+    rotary_frequencies,
+    stored_weights,
 )
-from toque.models.loading.model_export import refuse_taken
+from toque.models.loading.model_export import refuse_nonempty
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.adapter_files import is_adapter_folder
 from toque.storage.atomic import atomic_folder
 
 _Type = gguf.GGMLQuantizationType
-TYPES: Final = {  # types that the gguf package writes; it can only read llama.cpp's k-quants
+TYPES: Final = {  # types that the gguf package writes; it only reads llama.cpp's k-quants
     "f32": (_Type.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (_Type.F16, gguf.LlamaFileType.MOSTLY_F16),
     "bf16": (_Type.BF16, gguf.LlamaFileType.MOSTLY_BF16),
@@ -50,24 +50,25 @@ TYPES: Final = {  # types that the gguf package writes; it can only read llama.c
     "q4_1": (_Type.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
     "q4_0": (_Type.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
-_T5_POSITIONS: Final = 512
+_T5_CONTEXT: Final = 512  # context length in the file of a T5 without `n_positions`
+# Names of tensors in a file.
 _POSITIONS: Final = "position_embd.weight"
 _POSITION_BIAS: Final = "attn_rel_b.weight"
 _ROTARY: Final = "rope_freqs.weight"
 _LARGEST: Final = {_Type.F32: math.inf, _Type.BF16: torch.finfo(torch.bfloat16).max}
-"""Largest value of a type. The blocks of other types have scales in float16."""
-_PLAIN: Final = (_Type.F32, _Type.F16, _Type.BF16)
-N_TOKENS: Final = 32  # greedy tokens of each prompt that are compared
+"""Largest value of a type. The other types have the range of float16, in their scales."""
+_UNQUANTISED: Final = (_Type.F32, _Type.F16, _Type.BF16)
+N_TOKENS: Final = 32  # greedy tokens per prompt that are compared
 _UNNAMED: Final = (
     f" A GGUF file can name {MAX_ENDS} end tokens, and this model has {{n}} more. llama.cpp may "
-    "continue after them: use them as stop strings."
+    "continue after them, so use them as stop strings."
 )
 _WIDENED: Final = (
-    " {n} weights are stored in float32, the first is {first}: they have values beyond the range "
-    "of the type."
+    " {n} weights are stored in float32, because they have values beyond the range of the type. "
+    "The first is {first}."
 )
 _UNCOMPOSED: Final = (
-    " The model's tokenizer composes letters (Unicode NFC) and llama.cpp's does not: send é as one "
+    " The model's tokenizer composes letters (Unicode NFC) and llama.cpp's does not. Send é as one "
     "character, not as e and an accent."
 )
 _OPTIONS: Final = GenerationOptions(max_new_tokens=N_TOKENS)
@@ -83,19 +84,19 @@ class ExportedGguf:
     unchanged: int  # prompts with the same tokens before rounding
     was_adapter: bool
     unnamed_ends: int = 0  # end tokens of the source that the file cannot name
-    widened: tuple[
-        str, ...
-    ] = ()  # weights in float32, because they exceed the range of the type
-    # True if the tokenizer of the source composes letters (Unicode NFC)
-    composes: bool = False
+    # Names of weights in float32, because they exceed the range of the type.
+    widened: tuple[str, ...] = ()
+    composes: bool = (
+        False  # whether the source's tokenizer composes letters (Unicode NFC)
+    )
 
     def __str__(self) -> str:
         """Describe the file and the comparison."""
         merged = "merged into its base, " if self.was_adapter else ""
         text = (
-            f"{self.folder / self.file} holds the model, {merged}read back and compared: it "
-            f"generates the same tokens for {self.prompts} prompts as the weights as stored, and "
-            f"for {self.unchanged} also the same as the model before rounding."
+            f"{self.folder / self.file} holds the model, {merged}read back and compared: for "
+            f"{self.prompts} prompts it generates the same tokens as the rounded model, and for "
+            f"{self.unchanged} of them the same tokens as the model before rounding."
         )
         if self.unnamed_ends:
             text += _UNNAMED.format(n=self.unnamed_ends)
@@ -132,14 +133,14 @@ def export_gguf(
         ConfigError: llama.cpp does not compute this model, or does not have its tokenizer.
         CheckpointError: `to` exists or cannot be written, or the file's model is different.
     """
-    refuse_taken(to)
-    adapted = is_adapter_folder(source)
-    model = load_with_adapter(source) if adapted else load_model(str(source))
-    architecture_of(model.config)
+    refuse_nonempty(to)
+    was_adapter = is_adapter_folder(source)
+    model = load_with_adapter(source) if was_adapter else load_model(str(source))
+    architecture_of(model.config)  # rejects models that llama.cpp does not compute
     limit = max_positions(model.config)
-    if limit is not None:
+    if limit is not None:  # leave half of the context for generated tokens
         prompts = [prompt[: max(1, limit // 2)] for prompt in prompts]
-    write = partial(
+    generate_all = partial(
         generate,
         model,
         [list(prompt) for prompt in prompts],
@@ -147,7 +148,7 @@ def export_gguf(
         eos_id=tokens.ends,
         pad_id=tokens.pad,
     )
-    before = write()
+    before = generate_all()
     remove_output_scale(model)
     file = gguf_name(to, kind)
     try:
@@ -161,43 +162,68 @@ def export_gguf(
                 tokenizer_json=tokenizer_json,
                 tokens=tokens,
             )
-            widened = list[str]()
-            for place in places(model):
-                data, stored, shape = _stored(place, kind)
-                if stored == _Type.F32 and _type_of(place, kind, shape) != stored:
-                    widened.append(place.name)
-                put(place, gguf.dequantize(data, stored), shape)
-            expected = write()
-
-            for weight in model.parameters():  # a missing weight shows as NaN
-                weight.detach().fill_(float("nan"))
-            if (frequencies := rotary(model)) is not None:
-                frequencies[0].fill_(float("nan"))
+            widened = _round_weights(model, kind)
+            expected = generate_all()
+            _erase_weights(model)
             read_weights(model, path)
-            texts = write()
-            if texts != expected:
-                n_different = sum(a != b for a, b in zip(expected, texts, strict=True))
-                raise CheckpointError(
-                    f"The GGUF file of {source} generates other tokens than the model for "
-                    f"{n_different} of {len(texts)} prompts, so it was deleted. Try another type "
-                    f"than {kind}, or format hf, and please report this."
-                )
+            texts = generate_all()
+            _check_texts(texts, expected, source, kind)
             for name, text in files.items():
                 writer.put(name, text.encode())
     except OSError as error:
-        raise CheckpointError(
-            f"The model could not be written to {to}: {error}."
-        ) from error
-    n_same = sum(a == b for a, b in zip(before, texts, strict=True))
-    n_unnamed = max(0, len(tokens.ends) - MAX_ENDS)
-    composes = composes_letters(tokenizer_json)
+        raise CheckpointError(f"Cannot write the model to {to}: {error}.") from error
     return ExportedGguf(
-        to, file, len(texts), n_same, adapted, n_unnamed, tuple(widened), composes
+        to,
+        file,
+        prompts=len(texts),
+        unchanged=_count_equal(texts, before),
+        was_adapter=was_adapter,
+        unnamed_ends=max(0, len(tokens.ends) - MAX_ENDS),
+        widened=tuple(widened),
+        composes=composes_letters(tokenizer_json),
     )
 
 
+def _check_texts(
+    texts: Sequence[object], expected: Sequence[object], source: Path, kind: str
+) -> None:
+    """Raise a CheckpointError if a file's texts differ from the texts of the rounded model."""
+    n_different = len(texts) - _count_equal(texts, expected)
+    if n_different:
+        raise CheckpointError(
+            f"The GGUF file of {source} generates other tokens than the model for {n_different} "
+            f"of {len(texts)} prompts, so it was deleted. Try another type than {kind}, or format "
+            "hf, and please report this bug."
+        )
+
+
+def _round_weights(model: PreTrainedModel, kind: str) -> list[str]:
+    """Round a model's weights to their values in a file. Return the names that stay float32."""
+    widened = []
+    for stored in stored_weights(model):
+        data, stored_type, shape = _quantise(stored, kind)
+        expected_type = _type_of(stored, kind, shape)
+        if stored_type == _Type.F32 and expected_type != stored_type:
+            widened.append(stored.name)
+        replace_weight(stored, gguf.dequantize(data, stored_type), shape)
+    return widened
+
+
+def _erase_weights(model: PreTrainedModel) -> None:
+    """Set all weights to NaN, so that a weight that the file lacks changes the tokens."""
+    for weight in model.parameters():
+        weight.detach().fill_(float("nan"))
+    if (frequencies := rotary_frequencies(model)) is not None:
+        scaled, _ = frequencies
+        scaled.fill_(float("nan"))
+
+
+def _count_equal(texts: Sequence[object], others: Sequence[object]) -> int:
+    return sum(text == other for text, other in zip(texts, others, strict=True))
+
+
 def gguf_name(to: Path, kind: str) -> str:
-    """Return the name of the file in its folder: soup-Q8_0.gguf."""
+    """Return the file's name: the folder's name and the type, such as soup-Q8_0.gguf."""
     return f"{to.name}-{kind.upper()}.gguf"
 
 
@@ -210,7 +236,16 @@ def write_gguf(
     tokenizer_json: str,
     tokens: PromptTokens,
 ) -> None:
-    """Write a model on the CPU, without output scale, and its tokenizer in training."""
+    """Write a model on the CPU, without output scale, and its training tokenizer to a file.
+
+    Args:
+        model: The model.
+        path: The file.
+        name: Name of the model in the file.
+        kind: Key of `TYPES`.
+        tokenizer_json: The training tokenizer.
+        tokens: Tokens around a prompt.
+    """
     config: Any = model.config
     arch = architecture_of(config)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -221,12 +256,12 @@ def write_gguf(
         _write_shape(writer, config)
         rows = int(config.vocab_size)
         write_vocabulary(writer, tokenizer_json, tokens, rows=rows)
-        for place in places(model):
-            data, stored, _ = _stored(place, kind)
-            writer.add_tensor(place.name, data, raw_dtype=stored)
-        if (frequencies := rotary(model)) is not None:
-            scaled, plain = frequencies
-            writer.add_tensor(_ROTARY, (plain / scaled).numpy())
+        for stored in stored_weights(model):
+            data, stored_type, _ = _quantise(stored, kind)
+            writer.add_tensor(stored.name, data, raw_dtype=stored_type)
+        if (frequencies := rotary_frequencies(model)) is not None:
+            scaled, unscaled = frequencies
+            writer.add_tensor(_ROTARY, (unscaled / scaled).numpy())
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -235,28 +270,34 @@ def write_gguf(
 
 
 def read_weights(model: PreTrainedModel, path: Path) -> None:
-    """Read the weights of a file into a model without output scale."""
+    """Read a file's weights into a model without output scale.
+
+    Raises:
+        CheckpointError: The file's names differ from the model's.
+    """
     reader = gguf.GGUFReader(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    expected = list(places(model))
-    if (frequencies := rotary(model)) is not None and _ROTARY in tensors:
-        scaled, plain = frequencies
-        scaled.copy_(plain / torch.from_numpy(np.array(tensors.pop(_ROTARY).data)))
-    if set(tensors) != {place.name for place in expected} or len(tensors) != len(
-        expected
-    ):
+    if (frequencies := rotary_frequencies(model)) is not None and _ROTARY in tensors:
+        scaled, unscaled = frequencies
+        factors = torch.from_numpy(np.array(tensors.pop(_ROTARY).data))
+        scaled.copy_(unscaled / factors)
+
+    expected = list(stored_weights(model))
+    if sorted(tensors) != sorted(stored.name for stored in expected):
         raise CheckpointError(
-            f"{path} has other weights than were written. Please report this, and export the model "
-            "with format hf."
+            f"{path} has other weights than were written. Please report this bug, and export the "
+            "model with format hf."
         )
-    for place in expected:
-        tensor = tensors[place.name]
+    for stored in expected:
+        tensor = tensors[stored.name]
+        # A file lists dimensions in reverse order.
         shape = [int(size) for size in reversed(tensor.shape.tolist())]
-        put(place, gguf.dequantize(tensor.data, tensor.tensor_type), shape)
+        data = gguf.dequantize(tensor.data, tensor.tensor_type)
+        replace_weight(stored, data, shape)
 
 
 def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Write sizes and constants of the architecture."""
+    """Write the sizes and constants of the architecture."""
     kind = config.model_type
     writer.add_vocab_size(config.vocab_size)
     writer.add_embedding_length(config.hidden_size)
@@ -264,16 +305,7 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
 
     if kind == "t5":
-        # A T5 has no limit. llama.cpp allocates this many positions by default.
-        writer.add_context_length(getattr(config, "n_positions", _T5_POSITIONS))
-        writer.add_feed_forward_length(config.d_ff)
-        writer.add_decoder_block_count(config.num_decoder_layers)
-        writer.add_key_length(config.d_kv)
-        writer.add_value_length(config.d_kv)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
-        writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
-        writer.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
-        writer.add_decoder_start_token_id(config.decoder_start_token_id)
+        _write_t5_shape(writer, config)
         return
 
     writer.add_context_length(config.max_position_embeddings)
@@ -300,37 +332,52 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
-def _stored(place: Place, kind: str) -> tuple[NDArray[Any], Any, Sequence[int]]:
-    """Return a weight in the format of a file, its type, and its shape.
+def _write_t5_shape(writer: gguf.GGUFWriter, config: Any) -> None:
+    # A T5 has no limit. llama.cpp allocates this context length by default.
+    writer.add_context_length(getattr(config, "n_positions", _T5_CONTEXT))
+    writer.add_feed_forward_length(config.d_ff)
+    writer.add_decoder_block_count(config.num_decoder_layers)
+    writer.add_key_length(config.d_kv)
+    writer.add_value_length(config.d_kv)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
+    writer.add_decoder_start_token_id(config.decoder_start_token_id)
 
-    Vectors stay float32, and so do weights beyond the type's range. Rows that blocks do not divide
-    are float16.
+
+def _quantise(
+    stored: StoredWeight, kind: str
+) -> tuple[NDArray[Any], Any, Sequence[int]]:
+    """Return a weight's data in a file, its type, and its shape before quantisation.
+
+    Weights with values beyond the type's range stay float32.
 
     Raises:
-        ConfigError: The weight has values that are infinite or not numbers.
+        ConfigError: The weight has infinite or NaN values.
     """
-    weight = place.to_file(place.weight).float().contiguous()
+    weight = stored.to_file(stored.weight).float().contiguous()
     largest = float(weight.abs().max())
     if not math.isfinite(largest):
         raise ConfigError(
-            f"The weight {place.name} has values that are infinite or not numbers, so it cannot be "
-            "exported. Export an earlier checkpoint, or train again with a lower optim.peak_lr."
+            f"The weight {stored.name} has infinite or NaN values, so it cannot be exported. "
+            "Export an earlier checkpoint, or train again with a lower optim.peak_lr."
         )
-    stored = _type_of(place, kind, weight.shape)
-    if largest > _LARGEST.get(stored, torch.finfo(torch.float16).max):
-        stored = _Type.F32
-    return gguf.quantize(weight.numpy(), stored), stored, weight.shape
+    stored_type = _type_of(stored, kind, weight.shape)
+    if largest > _LARGEST.get(stored_type, torch.finfo(torch.float16).max):
+        stored_type = _Type.F32
+    return gguf.quantize(weight.numpy(), stored_type), stored_type, weight.shape
 
 
-def _type_of(place: Place, kind: str, shape: Sequence[int]) -> Any:
-    """Return the type of a weight with this shape in a file. It does not depend on the values."""
-    stored = TYPES[kind][0]
-    if (
-        len(shape) < 2
-        or place.name == _POSITIONS
-        or place.name.endswith(_POSITION_BIAS)
-    ):
+def _type_of(stored: StoredWeight, kind: str, shape: Sequence[int]) -> Any:
+    """Return the type of a weight in a file, by its name and shape.
+
+    Vectors and positions stay float32. Rows that blocks do not divide are float16.
+    """
+    is_position = stored.name == _POSITIONS or stored.name.endswith(_POSITION_BIAS)
+    if len(shape) < 2 or is_position:
         return _Type.F32
-    if stored not in _PLAIN and shape[-1] % gguf.GGML_QUANT_SIZES[stored][0] != 0:
+    requested, _ = TYPES[kind]
+    block_size, _ = gguf.GGML_QUANT_SIZES[requested]
+    if requested not in _UNQUANTISED and shape[-1] % block_size != 0:
         return _Type.F16
-    return stored
+    return requested

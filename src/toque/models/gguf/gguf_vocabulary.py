@@ -1,14 +1,15 @@
 """GGUF vocabulary: the tokens of a tokenizer.json for llama.cpp's tokenizers.
 
 Three of llama.cpp's tokenizers are supported. `gpt2` is byte-level BPE with merges, and
-`tokenizer.ggml.pre` names its division into words. `llama` is SentencePiece's BPE, which merges the
-piece with the highest score first. `t5` is SentencePiece's Unigram. Toque's own changes before
+`tokenizer.ggml.pre` names its pre-tokenizer. `llama` is SentencePiece's BPE, which merges the piece
+with the highest score first. `t5` is SentencePiece's Unigram. Toque's own changes of a text before
 encoding (`½`, `ñ`) are not part of a GGUF file.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import random
 import re
@@ -33,7 +34,7 @@ _DEEPSEEK: Final = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CUTS: Final[dict[str, tuple[str, ...]]] = {
+_REGEXES: Final[dict[str, tuple[str, ...]]] = {
     "gpt-2": (_GPT2,),
     "smollm": (r"\p{N}", _GPT2),
     "llama-bpe": (_LLAMA3,),
@@ -55,91 +56,27 @@ _CUTS: Final[dict[str, tuple[str, ...]]] = {
 Each regex splits the pieces from the previous regex into matches and the text between them.
 llama.cpp has more names for the same regexes.
 """
-_IGNORES_MERGES: Final = ("llama-bpe",)  # a word in the vocabulary is always one token
+# Pre-tokenizers after which a word in the vocabulary is always one token.
+_IGNORES_MERGES: Final = ("llama-bpe",)
+# Texts that pre-tokenizers divide differently.
 _FRAGMENTS: Final = (
-    *(
-        "stir",
-        "A",
-        "MiX",
-        "é",
-        "Ж",
-        "中文",
-        "の",
-        "한",
-        "ก",
-        "क",
-        "ि",
-        "\u0301",
-        "ß",
-        "\u2126",
-    ),
-    *(
-        "1",
-        "22",
-        "333",
-        "4444",
-        "½",
-        "٣",
-        "²",
-        " ",
-        " ",
-        "  ",
-        "   ",
-        "\t",
-        "\n",
-        "\r\n",
-        "\n\n",
-    ),
-    *(
-        "\u00a0",
-        "\u3000",
-        ".",
-        ",",
-        "!",
-        "?",
-        "-",
-        "_",
-        "(",
-        "[",
-        '"',
-        "…",
-        "。",
-        "，",
-        "'",
-        "’",
-    ),
-    *(
-        "'s",
-        "'S",
-        "'re",
-        "'LL",
-        "$",
-        "+",
-        "=",
-        "<",
-        "~",
-        "|",
-        "`",
-        "^",
-        "🍲",
-        "\u200d",
-        "\u200b",
-    ),
-)
-_SAMPLES: Final = 1500  # texts to compare two divisions into words
+    *"stir A MiX é Ж 中文 の 한 ก क ि \u0301 ß \u2126 1 22 333 4444 ½ ٣ ²".split(" "),  # noqa: SIM905
+    *(" ", " ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", "\u00a0", "\u3000"),
+    *". , ! ? - _ ( [ \" … 。 ， ' ’ 's 'S 're 'LL $ + = < ~ | ` ^ 🍲 \u200d \u200b".split(" "),  # noqa: SIM905
+)  # fmt: skip
+_SAMPLES: Final = 1500  # texts on which two pre-tokenizers are compared
 MAX_ENDS: Final = 3  # end tokens that a file can name
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 _UNUSED_SCORE: Final = -1000.0
 _NO_BOS: Final = "{%- set bos_token = '' -%}"
-_COMPOSING: Final = (
-    "NFC"  # llama.cpp leaves it out, which changes only texts of decomposed letters
-)
+# llama.cpp does not compose letters. This changes only texts with decomposed letters.
+_COMPOSING: Final = "NFC"
 _BLANK: Final = "▁"  # SentencePiece's symbol for a blank
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """Tokens around a prompt, and their template."""
+    """Tokens around a prompt, and the template of prompts."""
 
     begin: int | None  # token before a prompt; None for no token
     bos: int | None  # token with the name `bos_token` in a template; None for no token
@@ -147,9 +84,7 @@ class PromptTokens:
     pad: int
     unk: int | None
     newline: int | None  # token for a line break, if it is not in the vocabulary
-    ends_with_eos: (
-        bool  # True if a prompt ends with the first end, as an encoder's does
-    )
+    ends_with_eos: bool  # whether a prompt ends with the first end, as for an encoder
     template: str | None  # Jinja template that makes a prompt from `messages`
 
 
@@ -160,72 +95,89 @@ def write_vocabulary(
     *,
     rows: int,
 ) -> None:
-    """Write the fields `tokenizer.*`. Rows of the embedding without a token count as unused."""
+    """Write the fields `tokenizer.*`. Embedding rows without a token are marked as unused.
+
+    Raises:
+        ConfigError: llama.cpp does not have the tokenizer.
+    """
     state = json.loads(tokenizer_json)
     model = state["model"]
-    steps = {step["type"]: step for step in _steps(state["pre_tokenizer"])}
+    steps = {step["type"]: step for step in _flatten(state["pre_tokenizer"])}
     scores: list[float] | None = None
-    if model["type"] == "BPE" and "ByteLevel" in steps:
-        pieces = {number: piece for piece, number in model["vocab"].items()}
-        writer.add_tokenizer_model("gpt2")
-        _refuse_rewriting(state)
-        writer.add_tokenizer_pre(_pre_tokenizer(tokenizer_json, model))
-        writer.add_token_merges([_merge(merge) for merge in model["merges"]])
-        writer.add_add_space_prefix(bool(steps["ByteLevel"].get("add_prefix_space")))
-    elif model["type"] == "BPE" and model.get("byte_fallback"):
-        pieces = {number: piece for piece, number in model["vocab"].items()}
-        scores = _merge_scores(model, rows)
-        writer.add_tokenizer_model("llama")
-        writer.add_tokenizer_pre("default")
-        writer.add_add_space_prefix(_begins_with_blank(state))
-    elif model["type"] == "Unigram":
+    if model["type"] == "Unigram":
         pieces = {number: piece for number, (piece, _) in enumerate(model["vocab"])}
         scores = [score for _, score in model["vocab"]]
-        scores += [_UNUSED_SCORE] * (rows - len(scores))
-        writer.add_tokenizer_model("t5")
-        writer.add_tokenizer_pre("default")
-        writer.add_add_space_prefix(True)
-        writer.add_remove_extra_whitespaces(True)
-        _write_unigram_normalizer(writer, state)
+        scores += itertools.repeat(_UNUSED_SCORE, rows - len(scores))
+        _write_unigram(writer, state)
     else:
-        raise _unknown(f"{model['type']} over {', '.join(steps) or 'whole texts'}")
-    in_bytes = bool(model.get("byte_fallback"))
-    tokens, types = _tokens(
-        pieces, state["added_tokens"], prompt_tokens, rows=rows, in_bytes=in_bytes
+        pieces = {number: piece for piece, number in model["vocab"].items()}
+        if model["type"] == "BPE" and "ByteLevel" in steps:
+            _write_byte_level_bpe(writer, tokenizer_json, state, steps["ByteLevel"])
+        elif model["type"] == "BPE" and model.get("byte_fallback"):
+            scores = _merge_scores(model, rows)
+            writer.add_tokenizer_model("llama")
+            writer.add_tokenizer_pre("default")
+            writer.add_add_space_prefix(_begins_with_blank(state))
+        else:
+            cut = ", ".join(steps) or "whole texts"
+            raise _unsupported(f"{model['type']} over {cut}")
+
+    has_bytes = bool(model.get("byte_fallback"))
+    tokens, types = _list_tokens(
+        pieces, state["added_tokens"], prompt_tokens, rows=rows, has_bytes=has_bytes
     )
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if scores is not None:
         writer.add_token_scores(scores)
+    _write_prompt_tokens(writer, prompt_tokens)
 
-    bos = prompt_tokens.bos if prompt_tokens.begin is None else prompt_tokens.begin
+
+def _write_prompt_tokens(writer: gguf.GGUFWriter, tokens: PromptTokens) -> None:
+    """Write the ids of special tokens, and the chat template."""
+    bos = tokens.bos if tokens.begin is None else tokens.begin
     # Without these fields, llama.cpp would use its own ids for begin and end.
-    writer.add_bos_token_id(prompt_tokens.ends[0] if bos is None else bos)
+    writer.add_bos_token_id(tokens.ends[0] if bos is None else bos)
     # llama.cpp ends texts at each of these three tokens.
     ends = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
-    for add, token in zip(ends, prompt_tokens.ends, strict=False):
+    for add, token in zip(ends, tokens.ends, strict=False):
         add(token)
-    writer.add_pad_token_id(prompt_tokens.pad)
-    if prompt_tokens.unk is not None:
-        writer.add_unk_token_id(prompt_tokens.unk)
-    writer.add_add_bos_token(prompt_tokens.begin is not None)
-    writer.add_add_eos_token(prompt_tokens.ends_with_eos)
+    writer.add_pad_token_id(tokens.pad)
+    if tokens.unk is not None:
+        writer.add_unk_token_id(tokens.unk)
+    writer.add_add_bos_token(tokens.begin is not None)
+    writer.add_add_eos_token(tokens.ends_with_eos)
 
-    template = prompt_tokens.template
+    template = tokens.template
     if template is not None:
         if bos is None and "bos_token" in template:
-            # The template would write the end as its bos_token.
+            # The template would write the end token as its bos_token.
             template = _NO_BOS + template
         writer.add_chat_template(template)
 
 
-def _steps(step: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a pre-tokenizer or normalizer, and each step of a sequence."""
+def _write_byte_level_bpe(
+    writer: gguf.GGUFWriter,
+    tokenizer_json: str,
+    state: Mapping[str, Any],
+    byte_level: Mapping[str, Any],
+) -> None:
+    """Write the name of the pre-tokenizer, and the merges."""
+    model = state["model"]
+    writer.add_tokenizer_model("gpt2")
+    _refuse_rewriting(state)
+    writer.add_tokenizer_pre(_find_pre_tokenizer(tokenizer_json, state))
+    writer.add_token_merges([_join_merge(merge) for merge in model["merges"]])
+    writer.add_add_space_prefix(bool(byte_level.get("add_prefix_space")))
+
+
+def _flatten(step: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a pre-tokenizer or normalizer, which may be nested sequences."""
     if step is None:
         return
     inner = step.get("pretokenizers") or step.get("normalizers")
     for each in inner or ():
-        yield from _steps(each)
+        yield from _flatten(each)
     if not inner:
         yield step
 
@@ -233,72 +185,88 @@ def _steps(step: Any) -> Iterator[dict[str, Any]]:
 def composes_letters(tokenizer_json: str) -> bool:
     """True if a tokenizer composes letters (Unicode NFC). llama.cpp's tokenizers do not."""
     state = json.loads(tokenizer_json)
-    return any(step["type"] == _COMPOSING for step in _steps(state["normalizer"]))
+    return any(step["type"] == _COMPOSING for step in _flatten(state["normalizer"]))
 
 
-def _write_unigram_normalizer(
-    writer: gguf.GGUFWriter, state: Mapping[str, Any]
-) -> None:
-    """Write SentencePiece's table of replacements. Refuse steps that llama.cpp does not have."""
-    for step in _steps(state["normalizer"]):
-        joins_blanks = step["type"] == "Replace" and step["pattern"] == {
-            "Regex": " {2,}"
-        }
-        if step["type"] == "Precompiled":
-            writer.add_precompiled_charsmap(
-                base64.b64decode(step["precompiled_charsmap"])
-            )
+def _write_unigram(writer: gguf.GGUFWriter, state: Mapping[str, Any]) -> None:
+    """Write SentencePiece's settings and its table of replacements.
+
+    Raises:
+        ConfigError: The tokenizer has steps that llama.cpp does not have.
+    """
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    for step in _flatten(state["normalizer"]):
+        kind = step["type"]
+        joins_blanks = kind == "Replace" and step["pattern"] == {"Regex": " {2,}"}
+        if kind == "Precompiled":
+            table = base64.b64decode(step["precompiled_charsmap"])
+            writer.add_precompiled_charsmap(table)
         # `remove_extra_whitespaces` also joins blanks and strips texts.
-        elif not joins_blanks and step["type"] not in (_COMPOSING, "Strip"):
-            raise _unknown(f"Unigram after the normalizer {step['type']}")
+        elif not joins_blanks and kind not in (_COMPOSING, "Strip"):
+            raise _unsupported(f"Unigram after the normalizer {kind}")
 
 
 def _begins_with_blank(state: Mapping[str, Any]) -> bool:
-    """True if a SentencePiece BPE adds a blank before a text."""
-    adds = False
-    for step in _steps(state["normalizer"]):
+    """True if a SentencePiece BPE adds a blank before a text.
+
+    Raises:
+        ConfigError: The tokenizer has steps that llama.cpp does not have.
+    """
+    replaces_blanks = {
+        "type": "Replace",
+        "pattern": {"String": " "},
+        "content": _BLANK,
+    }
+    adds_blank = False
+    for step in _flatten(state["normalizer"]):
         if step["type"] == "Prepend" and step["prepend"] == _BLANK:
-            adds = True
-        elif step != {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}:
-            raise _unknown(f"SentencePiece BPE after the normalizer {step['type']}")
-    for step in _steps(state["pre_tokenizer"]):
+            adds_blank = True
+        elif step != replaces_blanks:
+            raise _unsupported(f"SentencePiece BPE after the normalizer {step['type']}")
+    for step in _flatten(state["pre_tokenizer"]):
         if step["type"] == "Metaspace":
-            adds |= step.get("prepend_scheme", "always") != "never"
-    return adds
+            adds_blank |= step.get("prepend_scheme", "always") != "never"
+    return adds_blank
 
 
-def _pre_tokenizer(tokenizer_json: str, model: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name for a tokenizer that divides sample texts into the same words."""
-    tokenizer = Tokenizer.from_str(tokenizer_json)
+def _find_pre_tokenizer(tokenizer_json: str, state: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name for a pre-tokenizer that divides sample texts into the same words.
+
+    Raises:
+        ConfigError: llama.cpp does not have such a pre-tokenizer.
+    """
+    pre_tokenizer = Tokenizer.from_str(tokenizer_json).pre_tokenizer
     generator = random.Random(0)
     texts = ["".join(generator.choices(_FRAGMENTS, k=12)) for _ in range(_SAMPLES)]
-    ignores_merges = bool(model.get("ignore_merges"))
-    for name, patterns in _CUTS.items():
-        steps = [Split(Regex(pattern), "isolated") for pattern in patterns]
+    for name, regexes in _REGEXES.items():
+        splits = [Split(Regex(regex), "isolated") for regex in regexes]
         bytewise = ByteLevel(add_prefix_space=False, use_regex=False)
-        theirs = Steps([*steps, bytewise])
-        is_same = all(
-            _words(tokenizer.pre_tokenizer, t) == _words(theirs, t) for t in texts
-        )
-        if is_same and (
-            ignores_merges == (name in _IGNORES_MERGES) or _merges_make_all(model)
-        ):
+        candidate = Steps([*splits, bytewise])
+        is_same = all(_words(pre_tokenizer, t) == _words(candidate, t) for t in texts)
+        ignores_merges = name in _IGNORES_MERGES
+        if is_same and _merges_alike(state["model"], ignores_merges=ignores_merges):
             return name
-    kinds = [
-        step["type"] for step in _steps(json.loads(tokenizer_json)["pre_tokenizer"])
-    ]
-    raise _unknown(
+    kinds = [step["type"] for step in _flatten(state["pre_tokenizer"])]
+    raise _unsupported(
         f"byte-level BPE with the pre-tokenizer {', then '.join(kinds)}, which divides words "
-        f"differently from {', '.join(_CUTS)}"
+        f"differently from {', '.join(_REGEXES)}"
     )
 
 
-def _words(cut: Any, text: str) -> list[str]:
-    return [word for word, _ in cut.pre_tokenize_str(text)]
+def _words(pre_tokenizer: Any, text: str) -> list[str]:
+    return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
 
 
-def _merges_make_all(model: Mapping[str, Any]) -> bool:
-    """True if merges alone make every piece, so that ignoring merges changes no ids."""
+def _merges_alike(model: Mapping[str, Any], *, ignores_merges: bool) -> bool:
+    """True if a BPE gives the same ids with this value of `ignore_merges`.
+
+    The value has no effect if merges alone make every piece of the vocabulary.
+    """
+    if bool(model.get("ignore_merges")) == ignores_merges:
+        return True
     state = {
         "version": "1.0",
         "model": {**model, "ignore_merges": False},
@@ -307,77 +275,82 @@ def _merges_make_all(model: Mapping[str, Any]) -> bool:
     tokenizer = Tokenizer.from_str(json.dumps(state))
     pieces = [*model["vocab"]]
     encodings = tokenizer.encode_batch(pieces, add_special_tokens=False)
-    return all(
-        each.tokens == [piece] for each, piece in zip(encodings, pieces, strict=True)
-    )
+    return [encoding.tokens for encoding in encodings] == [[p] for p in pieces]
 
 
 def _refuse_rewriting(state: Mapping[str, Any]) -> None:
     """Raise a ConfigError for a byte-level BPE with steps that llama.cpp does not have."""
-    steps = [s["type"] for s in _steps(state["normalizer"]) if s["type"] != _COMPOSING]
+    steps = [step["type"] for step in _flatten(state["normalizer"])]
+    steps = [kind for kind in steps if kind != _COMPOSING]
     if steps:
-        raise _unknown(f"byte-level BPE after the normalizer {', '.join(steps)}")
+        raise _unsupported(f"byte-level BPE after the normalizer {', '.join(steps)}")
     model = state["model"]
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
-            raise _unknown(f"byte-level BPE with {name} {model[name]!r}")
+            raise _unsupported(f"byte-level BPE with {name} {model[name]!r}")
 
 
-def _unknown(what: str) -> ConfigError:
+def _unsupported(tokenizer: str) -> ConfigError:
     return ConfigError(
-        f"The model's tokenizer is {what}. Toque does not write this kind as GGUF. Export the "
+        f"The model's tokenizer is {tokenizer}. Toque does not write this kind as GGUF. Export the "
         "model with format hf."
     )
 
 
-def _merge(merge: str | list[str]) -> str:
+def _join_merge(merge: str | list[str]) -> str:
+    """Return a merge as "LEFT RIGHT". Newer files have lists."""
     return merge if isinstance(merge, str) else " ".join(merge)
 
 
 def _merge_scores(model: dict[str, Any], rows: int) -> list[float]:
-    """Compute scores in the order of the merges: minus the number of a piece's first merge."""
-    scores = [0.0] * rows
+    """Compute a score per row: minus the number of a piece's first merge, 0 without a merge."""
+    scores = list(itertools.repeat(0.0, rows))
     for rank, merge in reversed(list(enumerate(model["merges"]))):
-        piece = _merge(merge).replace(" ", "")
+        piece = _join_merge(merge).replace(" ", "")
         if piece in model["vocab"]:
             scores[model["vocab"][piece]] = -float(rank)
     return scores
 
 
-def _tokens(
+def _list_tokens(
     pieces: Mapping[int, str],
     added: list[dict[str, Any]],
     prompt_tokens: PromptTokens,
     *,
     rows: int,
-    in_bytes: bool,
+    has_bytes: bool,
 ) -> tuple[list[str], list[gguf.TokenType]]:
-    """List the text and the kind of token of every row.
+    """List each row's text and kind of token.
 
     Args:
         pieces: Pieces by id.
         added: Added tokens of tokenizer.json.
         prompt_tokens: Tokens around a prompt.
         rows: Rows of the embedding.
-        in_bytes: True if the pieces <0x00> to <0xFF> are bytes.
+        has_bytes: True if the pieces <0x00> to <0xFF> are bytes.
     """
-    extra = {token["id"]: token for token in added}
+    added_by_id = {token["id"]: token for token in added}
     tokens, types = [], []
     for number in range(rows):
         kind = gguf.TokenType.NORMAL
-        piece = pieces.get(number)
-        if number in extra:
-            piece = extra[number]["content"]
-            special = extra[number]["special"]
-            kind = gguf.TokenType.CONTROL if special else gguf.TokenType.USER_DEFINED
-        elif piece is None:
-            kind, piece = gguf.TokenType.UNUSED, f"[PAD{number}]"
-        elif in_bytes and _BYTE.fullmatch(piece):
+        text = pieces.get(number)
+        if number in added_by_id:
+            token = added_by_id[number]
+            text = token["content"]
+            kind = gguf.TokenType.USER_DEFINED
+            if token["special"]:
+                kind = gguf.TokenType.CONTROL
+        elif text is None:
+            text = f"[PAD{number}]"
+            kind = gguf.TokenType.UNUSED
+        elif has_bytes and _BYTE.fullmatch(text):
             kind = gguf.TokenType.BYTE
+
         if number == prompt_tokens.unk:
             kind = gguf.TokenType.UNKNOWN
         if number == prompt_tokens.newline:
-            kind, piece = gguf.TokenType.USER_DEFINED, "\n"
-        tokens.append(piece)
+            text = "\n"
+            kind = gguf.TokenType.USER_DEFINED
+        tokens.append(text)
         types.append(kind)
     return tokens, types

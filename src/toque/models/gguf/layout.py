@@ -1,10 +1,11 @@
-"""GGUF layout: names and order of weights in llama.cpp, and the way back.
+"""GGUF layout: names and order of weights in llama.cpp, and the inverse conversion.
 
-llama.cpp stores most matrices as transformers does. The exceptions:
+llama.cpp stores most matrices like transformers. The exceptions:
 
-* transformers stores GPT-2's products transposed (`Conv1D`).
+* transformers stores GPT-2's matrices transposed (`Conv1D`).
 * In Llama and Mistral, the rotary halves of a head alternate: rows (i, i + d/2) are (2i, 2i + 1).
-* GPT-NeoX has q, k and v together for each head. In llama.cpp all q come first, then all k, all v.
+* GPT-NeoX has q, k and v together for each head. In llama.cpp all q come first, then all k, then
+  all v.
 * A T5 that scales its outputs by d_model ** -0.5 needs its own head, multiplied by this factor.
 """
 
@@ -59,17 +60,17 @@ _COMPUTED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
 _FACTOR_TYPES: Final = ("llama", "mistral")
 """Model types for which llama.cpp divides rotary frequencies by factors in the file."""
 
-Turn = Callable[[Tensor], Tensor]
+Reorder = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Weight of a model, and its place in a GGUF file."""
+class StoredWeight:
+    """Weight of a model, and its name and order in a GGUF file."""
 
     weight: Tensor  # the model's own tensor
     name: str  # name in the file
-    to_file: Turn
-    from_file: Turn
+    to_file: Reorder
+    from_file: Reorder
 
 
 def architecture_of(config: PretrainedConfig) -> gguf.MODEL_ARCH:
@@ -84,27 +85,33 @@ def architecture_of(config: PretrainedConfig) -> gguf.MODEL_ARCH:
             f"A model of type {kind} cannot be written as GGUF. Allowed types: "
             f"{', '.join(ARCHITECTURES)}. Export this model with format hf."
         )
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    unsupported = {
-        name: value
-        for name, allowed in _COMPUTED.get(kind, _LLAMA).items()
-        if (value := getattr(config, name, allowed[0])) not in allowed
-    }
-    if rope != "default" and not (rope == "llama3" and kind in _FACTOR_TYPES):
-        unsupported["rope_type"] = rope
-    if window_of(config) is not None:
-        unsupported["sliding_window"] = window_of(config)
+    unsupported = []
+    for name, allowed in _COMPUTED.get(kind, _LLAMA).items():
+        value = getattr(config, name, allowed[0])
+        if value not in allowed:
+            unsupported.append(f"{name}={value}")
+    rope_type = _rope_type(config)
+    has_factors = rope_type == "llama3" and kind in _FACTOR_TYPES
+    if rope_type != "default" and not has_factors:
+        unsupported.append(f"rope_type={rope_type}")
+    window = window_of(config)
+    if window is not None:
+        unsupported.append(f"sliding_window={window}")
     if unsupported:
-        shown = ", ".join(f"{name}={value}" for name, value in unsupported.items())
         raise ConfigError(
-            f"This {kind} model has {shown} in its config.json, which Toque does not write as "
-            "GGUF. Export it with format hf."
+            f"This {kind} model has {', '.join(unsupported)} in its config.json, which Toque does "
+            "not write as GGUF. Export it with format hf."
         )
     return ARCHITECTURES[kind]
 
 
+def _rope_type(config: PretrainedConfig) -> str:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return str(rope.get("rope_type", "default"))
+
+
 def remove_output_scale(model: PreTrainedModel) -> None:
-    """Move the output scale of a T5 to its own head. Other models do not change."""
+    """Multiply a T5's output scale into a head of its own. Other models do not change."""
     config: Any = model.config
     if config.model_type == "t5" and getattr(config, "scale_decoder_outputs", True):
         table = model.get_parameter("shared.weight").detach()
@@ -112,11 +119,12 @@ def remove_output_scale(model: PreTrainedModel) -> None:
         config.scale_decoder_outputs = False
 
 
-def rotary(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
-    """Return a model's rotary frequencies and the unscaled ones, if its file needs factors."""
-    if (getattr(model.config, "rope_parameters", None) or {}).get(
-        "rope_type"
-    ) != "llama3":
+def rotary_frequencies(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
+    """Return a model's scaled and unscaled rotary frequencies, if its file needs their ratio.
+
+    The scaled frequencies are the model's own tensor.
+    """
+    if _rope_type(model.config) != "llama3":
         return None
     scaled = cast("Tensor", cast("Any", model).get_decoder().rotary_emb.inv_freq)
     size = 2 * len(scaled)
@@ -124,14 +132,13 @@ def rotary(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
     return scaled, 1.0 / model.config.rope_parameters["rope_theta"] ** exponents
 
 
-def places(model: PreTrainedModel) -> Iterator[Place]:
+def stored_weights(model: PreTrainedModel) -> Iterator[StoredWeight]:
     """Yield every weight of a model without output scale, in the order of the file."""
     config: Any = model.config
     arch = architecture_of(config)
-    blocks = max(
-        config.num_hidden_layers, getattr(config, "num_decoder_layers", 0) or 0
-    )
-    file_names = gguf.get_tensor_name_map(arch, blocks)
+    decoder_layers = getattr(config, "num_decoder_layers", 0) or 0
+    n_blocks = max(config.num_hidden_layers, decoder_layers)
+    file_names = gguf.get_tensor_name_map(arch, n_blocks)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = [name for name, _ in model.named_parameters()]
     # A shared weight is written once, and llama.cpp uses it for the head too, except in a NeoX.
@@ -144,38 +151,41 @@ def places(model: PreTrainedModel) -> Iterator[Place]:
                 f"This {config.model_type} model has a weight {name}, which Toque does not write "
                 "as GGUF. Export it with format hf."
             )
-        yield Place(parameters[name].detach(), file_name, *_turns(config, name))
+        to_file, from_file = _reorderings(config, name)
+        yield StoredWeight(parameters[name].detach(), file_name, to_file, from_file)
 
 
-def _turns(config: Any, name: str) -> tuple[Turn, Turn]:
+def _reorderings(config: Any, name: str) -> tuple[Reorder, Reorder]:
+    """Return the reordering of a weight for the file, and its inverse."""
     kind = config.model_type
     if kind == "gpt2" and name.endswith(
         (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
     ):
         return (lambda t: t.T), (lambda t: t.T)
     if kind in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
-        queries = ".q_proj." in name
-        heads = config.num_attention_heads if queries else config.num_key_value_heads
-        # The halves of each head alternate in the file.
-        return partial(_swapped, outer=(heads, 2), at=1), partial(
-            _swapped, outer=(heads, -1, 2), at=1
-        )
+        is_query = ".q_proj." in name
+        heads = config.num_attention_heads if is_query else config.num_key_value_heads
+        # Rows are (head, half, column) in the model and (head, column, half) in the file.
+        to_file = partial(_swap_axes, sizes=(heads, 2, -1), axis=1)
+        return to_file, partial(_swap_axes, sizes=(heads, -1, 2), axis=1)
     if kind == "gpt_neox" and ".query_key_value." in name:
         heads = config.num_attention_heads
-        return partial(_swapped, outer=(heads, 3), at=0), partial(
-            _swapped, outer=(3, heads), at=0
-        )
+        # Rows are (head, q/k/v, column) in the model and (q/k/v, head, column) in the file.
+        to_file = partial(_swap_axes, sizes=(heads, 3, -1), axis=0)
+        return to_file, partial(_swap_axes, sizes=(3, heads, -1), axis=0)
     return (lambda t: t), (lambda t: t)
 
 
-def _swapped(weight: Tensor, outer: tuple[int, ...], at: int) -> Tensor:
-    """Swap the numbers at `at` and after it, in rows that are numbered by (a, b, ...)."""
-    rest = () if -1 in outer else (-1,)
-    grouped = weight.reshape(*outer, *rest, *weight.shape[1:])
-    return grouped.transpose(at, at + 1).reshape(weight.shape)
+def _swap_axes(weight: Tensor, sizes: tuple[int, ...], axis: int) -> Tensor:
+    """View a weight's rows as a grid of `sizes`, and swap an axis with the next one."""
+    grid = weight.reshape(*sizes, *weight.shape[1:])
+    return grid.transpose(axis, axis + 1).reshape(weight.shape)
 
 
 @torch.no_grad()
-def put(place: Place, data: NDArray[Any], shape: Sequence[int]) -> None:
-    """Replace a weight of the model by its float32 data from a file."""
-    place.weight.copy_(place.from_file(torch.from_numpy(np.array(data)).reshape(shape)))
+def replace_weight(
+    stored: StoredWeight, data: NDArray[Any], shape: Sequence[int]
+) -> None:
+    """Copy float32 data from a file to a weight of the model."""
+    values = torch.from_numpy(np.array(data)).reshape(shape)
+    stored.weight.copy_(stored.from_file(values))

@@ -1,4 +1,4 @@
-"""Usage section of a model card: programs that use the model without Toque."""
+"""Usage section of a model card: how to use the model without Toque."""
 
 from __future__ import annotations
 
@@ -34,26 +34,36 @@ def with_usage(
     max_new_tokens: int,
     portable: bool,
 ) -> str:
-    """Add a usage section to a model card. Without an example prompt, remove the section."""
+    """Add a usage section to a model card, or replace the existing section.
+
+    Args:
+        card: Text of the card.
+        prompt: Example prompt. Without one, the section is removed.
+        encoder: True for an encoder-decoder.
+        max_new_tokens: Length limit in the example.
+        portable: True if transformers tokenizes texts like Toque.
+    """
     if prompt is None:
         return without_usage(card)
     if not portable:
         return _with_section(
             card,
-            "transformers reads this model's tokenizer differently than it was trained. Generate "
-            "texts with `toque generate`.",
+            "transformers tokenizes texts differently than this model was trained. Generate texts "
+            "with `toque generate`.",
         )
-    code = (_ENCODER if encoder else _DECODER).format(
-        prompt=prompt, most=max_new_tokens
-    )
+    program = _ENCODER if encoder else _DECODER
+    code = program.format(prompt=prompt, most=max_new_tokens)
     text = (
-        "Run it in this folder, or replace the dot by the folder's path or hub name. The text is "
-        "the same as from `toque generate` with temperature 0."
+        "Run this program in this folder, or replace the dot with the folder's path or hub name. "
+        "The text is the same as from `toque generate` with temperature 0."
     )
     if isinstance(prompt, str):
         text += " The tokenizer adds the tokens that begin and end a prompt."
         if not encoder:
-            text += " With `return_full_text=True`, the text lacks a line break that it added."
+            text += (
+                " With `return_full_text=True`, the text lacks a line break that the tokenizer "
+                "added."
+            )
     return _with_section(card, text, f"```python\n{code}\n```")
 
 
@@ -66,29 +76,41 @@ def with_gguf_usage(
     encoder: bool,
     max_new_tokens: int,
 ) -> str:
-    """Add a usage section to a GGUF file's card. Ollama does not run encoder-decoders."""
+    """Add a usage section to a GGUF file's card, or replace the existing section.
+
+    Args:
+        card: Text of the card.
+        file: Name of the GGUF file.
+        prompt: Example prompt. Without one, the section is removed.
+        ends: Text after a prompt.
+        encoder: True for an encoder-decoder, which Ollama does not run.
+        max_new_tokens: Length limit in the example.
+    """
     if prompt is None:
         return without_usage(card)
-    lines = []
+    commands = []
     if isinstance(prompt, str):
-        shell_prompt = in_shell(prompt + ends.encode("unicode_escape").decode())
-        lines = [
+        # llama-completion reads escapes such as \n (its flag -e).
+        escaped_ends = ends.encode("unicode_escape").decode()
+        shell_prompt = in_shell(prompt + escaped_ends)
+        commands.append(
             f"llama-completion -m {file} -e -p {shell_prompt} -n {max_new_tokens} --temp 0"
-        ]
+        )
     text = "In llama.cpp, from this folder:"
     if not encoder:
-        lines += [f"llama-server -m {file} --jinja", "ollama create NAME -f Modelfile"]
+        commands.append(f"llama-server -m {file} --jinja")
+        commands.append("ollama create NAME -f Modelfile")
         text = (
             "In llama.cpp and Ollama, from this folder. The server's chat accepts the same prompts "
-            "as `toque generate`, by the template in the file. Ollama uses the template of "
+            "as `toque generate`, by the template in the file. Ollama uses the template in "
             "`Modelfile`."
         )
-    commands = "\n".join(lines)
-    return _with_section(card, text, f"```sh\n{commands}\n```")
+    lines = "\n".join(commands)
+    return _with_section(card, text, f"```sh\n{lines}\n```")
 
 
 def adapter_usage(card: str) -> str:
-    """Add a usage section to an adapter's card. transformers needs the merged model."""
+    """Add a usage section to an adapter's card: transformers needs the merged model."""
     return _with_section(
         card,
         "`toque export ADAPTER --to FOLDER` merges this adapter into its base model. The card of "

@@ -1,7 +1,8 @@
-"""Device map: the blocks of a model that is too large for one GPU, in order over several GPUs.
+"""Device map: division of a model's blocks among several GPUs if one GPU is too small.
 
-accelerate's own map is not used, because the engine needs the head, the embeddings and all other
-parts outside of blocks on the first device. accelerate's hooks move hidden states between devices.
+accelerate's own map is not used, because the generation engine needs the head, the embeddings and
+all other parts outside of blocks on the first device. accelerate's hooks move hidden states between
+devices.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from transformers import PreTrainedModel
 
 from toque.errors import ConfigError
 from toque.models.forward.blocks import blocks
-from toque.models.loading.pretrained import SHARE, CheckedFolder, Placement, outlined
+from toque.models.loading.pretrained import (
+    SHARE,
+    CheckedFolder,
+    Placement,
+    build_outline,
+)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Bytes of a model's parts by the names of its modules."""
+    """Bytes of a model's parts, by the names of its modules."""
 
     rest: Mapping[str, int]  # bytes of each module outside of blocks
     blocks: Mapping[str, int]  # bytes of each block, in the order of the forward pass
@@ -38,57 +44,67 @@ def parts_of(model: nn.Module, dtype: torch.dtype) -> Parts:
     """
     block_ids = {id(block) for block in blocks(model)}
     names = [name for name, module in model.named_modules() if id(module) in block_ids]
-    sizes: dict[str, int] = dict.fromkeys(names, 0)
+    block_sizes: dict[str, int] = dict.fromkeys(names, 0)
     rest: dict[str, int] = {}
     counted: set[int] = set()
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     for name, tensor in tensors:
-        n_bytes = 0 if id(tensor) in counted else tensor.numel() * dtype.itemsize
+        n_bytes = tensor.numel() * dtype.itemsize
+        if id(tensor) in counted:  # its module must be placed, but takes no memory
+            n_bytes = 0
         counted.add(id(tensor))
+
         block = next((b for b in names if name.startswith(f"{b}.")), None)
         if block is not None:
-            sizes[block] += n_bytes
+            block_sizes[block] += n_bytes
         else:
             module = name.rpartition(".")[0]
             rest[module] = rest.get(module, 0) + n_bytes
-    return Parts(rest, sizes)
+    return Parts(rest, block_sizes)
 
 
 def device_map(
     parts: Parts, memory: Mapping[torch.device, int]
 ) -> dict[str, torch.device] | None:
-    """Assign parts to devices in order. Parts outside of blocks are on the first device.
+    """Assign blocks to devices in order. Other parts are on the first device.
+
+    Args:
+        parts: The parts.
+        memory: Bytes for weights of each device.
 
     Returns:
         The device of each part; None if the memory is too small.
     """
-    devices = list(memory)
-    first, free = devices[0], dict(memory)
-    free[first] -= sum(parts.rest.values())
+    first, *_ = memory
     placed = dict.fromkeys(parts.rest, first)
-    number = 0
+    free = memory[first] - sum(parts.rest.values())
+    if free < 0:
+        return None
+    remaining = iter(memory)
+    device = next(remaining)
     for name, n_bytes in parts.blocks.items():
-        while free[devices[number]] < n_bytes:
-            number += 1
-            if number == len(devices):
+        while free < n_bytes:
+            next_device = next(remaining, None)
+            if next_device is None:
                 return None
-        free[devices[number]] -= n_bytes
-        placed[name] = devices[number]
-    return placed if free[first] >= 0 else None
+            device, free = next_device, memory[next_device]
+        free -= n_bytes
+        placed[name] = device
+    return placed
 
 
 def placement_of(
     checked: CheckedFolder, memory: Mapping[torch.device, int]
 ) -> Placement | None:
-    """Place a model over devices, in float32 if it fits and else in bf16.
+    """Divide a model among devices, in float32 if it fits and else in bf16.
 
     Returns:
-        The placement; None if the first device has enough memory for the model in float32.
+        The placement; None if the model fits on the first device in float32.
 
     Raises:
         ConfigError: The devices have too little memory for the model in bf16.
     """
-    model = outlined(checked)
+    model = build_outline(checked)
     for dtype in (torch.float32, torch.bfloat16):
         parts = parts_of(model, dtype)
         placed = device_map(parts, memory)
@@ -105,8 +121,8 @@ def placement_of(
     )
 
 
-def free_memory(device: torch.device) -> dict[torch.device, int]:
-    """Return the bytes for weights on a CUDA device, or on every one if it has no number."""
+def memory_for_weights(device: torch.device) -> dict[torch.device, int]:
+    """Return the bytes for weights on a CUDA device, or on all devices if it has no number."""
     count = torch.cuda.device_count()
     numbers = range(count) if device.index is None else [device.index]
     devices = [torch.device("cuda", number) for number in numbers]
@@ -114,13 +130,13 @@ def free_memory(device: torch.device) -> dict[torch.device, int]:
 
 
 def placement_note(model: PreTrainedModel) -> str | None:
-    """Describe the devices of a model's parts; None for a model that was not divided."""
+    """Describe the devices of a divided model's parts; None for other models."""
     placed: dict[str, torch.device] | None = getattr(model, "hf_device_map", None)
     if placed is None:
         return None
     names = ", ".join(dict.fromkeys(map(str, placed.values())))
     dtype = str(model.dtype).removeprefix("torch.")
     return (
-        "one device has too little memory for this model in float32: it is on "
+        "one device has too little memory for this model in float32, so it is on "
         f"{names} in {dtype}"
     )

@@ -12,14 +12,17 @@ from toque.user_paths import named_path
 MODEL_FILES = ("config.json", "*.safetensors")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _SHARD = re.compile(r"(.*)-\d+-of-(\d+)\.safetensors")
-_ANSWER_SECONDS = 5.0  # time limit of the hub's first answer
-_ALSO = ("*.json", "*.model", "*.txt", "README.md")
-# Another copy of the weights, for another program.
-_NOT = ("consolidated*.safetensors",)
+_TIMEOUT_SECONDS = 5.0  # time limit of the hub's first answer
+_OPTIONAL_FILES = ("*.json", "*.model", "*.txt", "README.md")
+# A second copy of the weights, in Mistral's format.
+_IGNORED_FILES = ("consolidated*.safetensors",)
 
 
-def folder_here(
-    path: str, *, needs: tuple[str, ...] = MODEL_FILES, also: tuple[str, ...] = _ALSO
+def find_local_folder(
+    path: str,
+    *,
+    needs: tuple[str, ...] = MODEL_FILES,
+    also: tuple[str, ...] = _OPTIONAL_FILES,
 ) -> Path | None:
     """Return the folder of a path, or the hub's complete copy in the cache; None without either."""
     folder = named_path(path)
@@ -27,31 +30,39 @@ def folder_here(
         return folder
     if not _names_repository(path):
         return None
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        cached = Path(
-            snapshot_download(
-                path,
-                allow_patterns=[*needs, *also],
-                ignore_patterns=[*_NOT],
-                local_files_only=True,
-            )
-        )
+        cached = _snapshot(path, (*needs, *also), local_files_only=True)
     except LocalEntryNotFoundError:
         return None
     has_files = all(any(cached.glob(pattern)) for pattern in needs)
     return cached if has_files and _has_every_shard(cached) else None
 
 
+def _snapshot(
+    name: str, patterns: tuple[str, ...], *, local_files_only: bool = False
+) -> Path:
+    """Return the cached copy of a repository's files. Download the missing ones if allowed."""
+    from huggingface_hub import snapshot_download
+
+    folder = snapshot_download(
+        name,
+        allow_patterns=[*patterns],
+        ignore_patterns=[*_IGNORED_FILES],
+        local_files_only=local_files_only,
+    )
+    return Path(folder)
+
+
 def _has_every_shard(folder: Path) -> bool:
-    """True unless an interrupted download left only some shards, which the library may ignore."""
-    shards = [
-        shard for file in folder.iterdir() if (shard := _SHARD.fullmatch(file.name))
-    ]
-    counts = Counter((shard[1], int(shard[2])) for shard in shards)
-    return all(n == count for (_, count), n in counts.items())
+    """False if an interrupted download left only some shards, which the library may ignore."""
+    n_shards: Counter[tuple[str, int]] = Counter()
+    for file in folder.iterdir():
+        if shard := _SHARD.fullmatch(file.name):
+            stem, total = shard.groups()
+            n_shards[stem, int(total)] += 1
+    return all(n == total for (_, total), n in n_shards.items())
 
 
 def resolve_folder(
@@ -59,19 +70,19 @@ def resolve_folder(
     *,
     setting: str = "model.start_from",
     needs: tuple[str, ...] = MODEL_FILES,
-    also: tuple[str, ...] = _ALSO,
+    also: tuple[str, ...] = _OPTIONAL_FILES,
     error: type[ToqueError] = ConfigError,
 ) -> Path:
-    """Return the folder of a path, or download the hub's copy of that name.
+    """Return the folder of a path, or download the hub repository of that name.
 
     A cached copy is used without the network if it has the files in `needs`.
 
     Args:
         path: A folder, or a hub name.
-        setting: Name of the setting, for errors.
+        setting: Name of the setting, for error messages.
         needs: Patterns of required files.
         also: Patterns of other files to download.
-        error: Class of errors.
+        error: Class of the raised errors.
     """
     folder = named_path(path)
     if folder.is_dir():
@@ -85,9 +96,17 @@ def resolve_folder(
             f"{setting} is {path}, but there is no such folder. Use a Hugging Face folder, or a "
             'hub name such as "google/flan-t5-small".'
         )
-    if (cached := folder_here(path, needs=needs, also=also)) is not None:
+    cached = find_local_folder(path, needs=needs, also=also)
+    if cached is not None:
         return cached
-    from huggingface_hub import HfApi, constants, snapshot_download
+    return _download(path, (*needs, *also), setting=setting, error=error)
+
+
+def _download(
+    path: str, patterns: tuple[str, ...], *, setting: str, error: type[ToqueError]
+) -> Path:
+    """Download files of a hub repository to the cache. Raise `error` if that fails."""
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     missing = f"{setting} is {path}: there is no such folder"
@@ -97,24 +116,18 @@ def resolve_folder(
             "unset HF_HUB_OFFLINE to download the model."
         )
     try:
-        # Only this request has a time limit and is not repeated. Without a network,
-        # hf_hub_download took 23 s of retries, and snapshot_download waited forever for a proxy
-        # that accepted the connection and did not answer (huggingface_hub 2.4.0).
-        HfApi(endpoint=constants.ENDPOINT).repo_info(path, timeout=_ANSWER_SECONDS)
-        return Path(
-            snapshot_download(
-                path, allow_patterns=[*needs, *also], ignore_patterns=[*_NOT]
-            )
-        )
+        # This request comes first, because only it has a time limit and no retries. Without a
+        # network, hf_hub_download retried for 23 s, and snapshot_download waited forever for a
+        # proxy that accepted the connection and did not answer (huggingface_hub 2.4.0).
+        HfApi(endpoint=constants.ENDPOINT).repo_info(path, timeout=_TIMEOUT_SECONDS)
+        return _snapshot(path, patterns)
     except (HfHubHTTPError, LocalEntryNotFoundError) as refusal:
         reason = str(refusal).strip().splitlines()[0]
         raise error(
             f"{missing}, and {constants.ENDPOINT} refused the download: {reason} Check the name. "
             "For a private or gated model, log in with `hf auth login` first."
         ) from refusal
-    except (
-        Exception
-    ) as failure:  # httpx's or httpx2's, depending on the library's version
+    except Exception as failure:  # an error of httpx, or of httpx2 in other versions
         raise error(
             f"{missing} in {Path.cwd()}, and the hub at {constants.ENDPOINT} cannot be reached "
             f"({failure}). Use a folder, or connect to the network (set HTTPS_PROXY for a proxy)."
@@ -122,11 +135,10 @@ def resolve_folder(
 
 
 def hub_name(path: str) -> str | None:
-    """Return the name of a model on the hub; None for a folder, or for scratch."""
-    is_hub_name = (
-        path != "scratch" and _names_repository(path) and not Path(path).exists()
-    )
-    return path if is_hub_name else None
+    """Return `path` if it is the name of a hub model; None for a folder, or for "scratch"."""
+    if path == "scratch" or Path(path).exists():
+        return None
+    return path if _names_repository(path) else None
 
 
 def _names_repository(name: str) -> bool:
@@ -144,7 +156,7 @@ def _names_repository(name: str) -> bool:
 
 
 def refuse_push(name: str) -> None:
-    """Raise a ConfigError if a folder cannot be pushed to this name. Nothing is written or sent."""
+    """Raise a ConfigError if a folder cannot be pushed to this name, without a request."""
     from huggingface_hub import constants, get_token
 
     shown = argument(f"push_to={name}")
@@ -162,10 +174,10 @@ def refuse_push(name: str) -> None:
 
 
 def push(folder: Path, name: str) -> None:
-    """Upload a folder to a repository. A new one is private.
+    """Upload a folder to a hub repository. A new repository is private.
 
     Raises:
-        ConfigError: The hub refuses the upload.
+        ConfigError: The upload fails.
     """
     from huggingface_hub import HfApi, constants
 
@@ -175,9 +187,7 @@ def push(folder: Path, name: str) -> None:
         api.upload_folder(
             repo_id=name, folder_path=folder, commit_message=f"Upload {folder.name}"
         )
-    except (
-        Exception
-    ) as failure:  # httpx's or httpx2's, depending on the library's version
+    except Exception as failure:  # an error of httpx, or of httpx2 in other versions
         reason = str(failure).strip().partition("\n")[0]
         raise ConfigError(
             f"{folder} is complete, but {constants.ENDPOINT} refused the upload to {name}: "

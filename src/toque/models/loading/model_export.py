@@ -26,7 +26,7 @@ from toque.models.lora.adapter_files import (
     CONFIG,
     WEIGHTS,
     is_adapter_folder,
-    merged,
+    merge_adapter,
     write_adapter,
 )
 from toque.storage.atomic import atomic_folder, link_or_copy
@@ -39,19 +39,20 @@ _TOKENIZER_FILES = (
 )
 _CHAT = "chat_template.jinja"
 _INHERITED_SETTINGS: Final = (
-    *(
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "decoder_start_token_id",
-        "use_cache",
-    ),
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "length_penalty"),
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "use_cache",
+    # The other settings have no effect until the user requests sampling or beams.
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "length_penalty",
 )
-"""Generation settings that a trained model inherits from its base.
-
-The second line has no effect until the user asks for sampling or beams.
-"""
+"""Generation settings that a trained model inherits from its base."""
 
 
 def save_model(
@@ -66,19 +67,19 @@ def save_model(
 ) -> None:
     """Write a model with merged adapters, its tokenizer and its card, all or nothing.
 
-    Replace a model that is already in `folder`, and keep the files that Toque does not write.
+    A model in `folder` is replaced. Files that Toque does not write remain.
 
     A T5 without scaled outputs (v1.1, FLAN) gets `tie_word_embeddings: false` and a head in the
-    file, even if the head equals the embedding. Every version of transformers derives the scaling
-    from that flag.
+    file, even if the head equals the embedding, because every version of transformers derives the
+    scaling from that flag.
 
     Args:
         model: The model.
         codec_folder: Source of the tokenizer files.
         folder: Destination.
         card: Text of README.md.
-        files: Texts by path in the folder. They replace the files of `codec_folder`.
-        record: Source of the defaults of `model.generate`, which decodes greedily.
+        files: Texts by path in the folder. They replace files from `codec_folder`.
+        record: Record with defaults for transformers' `generate`, which then decodes greedily.
         end_ids: Tokens that end a text, in addition to the model's own.
 
     Raises:
@@ -96,7 +97,10 @@ def save_adapter(
     base_hash: str,
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write an adapter like `save_model` writes a model. `base_hash` is its `base_sha256`."""
+    """Write an adapter and its card, all or nothing. `base_hash` is the `base_sha256` of its base.
+
+    See `save_model` for the arguments and errors.
+    """
     write = partial(write_adapter, model, base_hash=base_hash)
     _write_folder(folder, write, None, {**files, "README.md": card})
 
@@ -107,36 +111,48 @@ def _write_folder(
     codec_folder: Path | None,
     files: Mapping[str, str],
 ) -> None:
-    is_model = any(
-        (folder / mark).exists() for mark in ("config.json", "adapter_config.json")
-    )
+    """Write weights, tokenizer files, texts and the user's files to a folder, in one step.
+
+    Args:
+        folder: Destination.
+        write: Writes the weights and their config to a folder.
+        codec_folder: Source of the tokenizer files, if there are any.
+        files: Texts by path in the folder.
+
+    Raises:
+        CheckpointError: Writing failed, or `folder` contains something other than a model.
+    """
+    names = ("config.json", "adapter_config.json")
+    is_model = any((folder / name).exists() for name in names)
     if not is_model and any((folder / name).exists() for name in WRITTEN):
         raise CheckpointError(
             f"{folder} exists and does not contain a model, so it is not replaced. Choose another "
             "folder, or remove this one."
         )
+    tokenizer_files: list[Path] = []
+    if codec_folder is not None:
+        tokenizer_files.append(codec_folder / _CHAT)
+        # Next to another tokenizer.json, these files would describe the wrong tokenizer.
+        if "tokenizer.json" not in files:
+            tokenizer_files += [codec_folder / name for name in _TOKENIZER_FILES]
     try:
         with atomic_folder(folder) as writer:
             write(writer.folder)
-            # The other tokenizer files would describe the tokenizer.json that is replaced.
-            copied = (
-                (_CHAT,) if "tokenizer.json" in files else (*_TOKENIZER_FILES, _CHAT)
-            )
-            for name in copied:
-                if codec_folder is not None and (codec_folder / name).exists():
-                    writer.put(name, (codec_folder / name).read_bytes())
-            for place, text in files.items():
-                (writer.folder / place).parent.mkdir(exist_ok=True)
-                writer.put(place, text.encode())
-            _keep_users_files(folder, writer.folder)
+            for file in tokenizer_files:
+                if file.exists():
+                    writer.put(file.name, file.read_bytes())
+            for path, text in files.items():
+                (writer.folder / path).parent.mkdir(exist_ok=True)
+                writer.put(path, text.encode())
+            _link_users_files(folder, writer.folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"Cannot write the model to {folder}: {error}. The previous content is unchanged."
         ) from error
 
 
-def _keep_users_files(folder: Path, new: Path) -> None:
-    """Link the user's files of a model folder into the folder that replaces it."""
+def _link_users_files(folder: Path, new: Path) -> None:
+    """Link the user's files in a model folder into the folder that replaces it."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if name.as_posix() not in WRITTEN and not path.is_dir():
@@ -151,25 +167,26 @@ def _write_model(
     record: Provenance | None,
     end_ids: Sequence[int],
 ) -> None:
+    """Write config.json, generation_config.json and model.safetensors."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.dtype = model.dtype
     head = model.get_parameter("lm_head.weight")
-    embedding = cast("nn.Embedding", model.get_input_embeddings()).weight
-    # False only for a T5 without scaled outputs, which must not set the flag that ties.
+    is_tied = head is cast("nn.Embedding", model.get_input_embeddings()).weight
+    # Only a T5 without scaled outputs does not scale. It must not set the flag that ties.
     scales_outputs = bool(getattr(config, "scale_decoder_outputs", True))
-    config.tie_word_embeddings = head is embedding and scales_outputs
+    config.tie_word_embeddings = is_tied and scales_outputs
     config.save_pretrained(folder)
 
     if model.generation_config is not None:
         generation = _generation_config(model.generation_config, record, end_ids)
-        # save_pretrained rejects fields without effect, such as a temperature without do_sample.
-        # Many published models have such fields, and they are retained.
+        # save_pretrained rejects settings without effect, such as a temperature without do_sample.
+        # Many published models have such settings, and they are retained.
         generation.to_json_file(
             folder / "generation_config.json", keys_to_pop=["compile_config"]
         )
 
-    # named_parameters lists a shared tensor once, by the embedding's name, as transformers needs.
+    # named_parameters lists a shared tensor once, by the embedding's name, as transformers expects.
     tensors = {name: p.detach() for name, p in model.named_parameters()}
     persistent = set(model.state_dict())
     tensors |= {name: b for name, b in model.named_buffers() if name in persistent}
@@ -182,24 +199,23 @@ def _write_model(
 def _generation_config(
     base: GenerationConfig, record: Provenance | None, end_ids: Sequence[int]
 ) -> GenerationConfig:
-    """Build the generation settings of a model. With a `record`, decode greedily."""
+    """Build a model's generation settings. With a `record` they decode greedily."""
     generation = copy.deepcopy(base)
     if record is not None:
-        # Other settings, such as repetition_penalty, change the most likely text.
+        # Other settings, such as repetition_penalty, would change greedy decoding.
         generation = GenerationConfig()  # type: ignore[no-untyped-call]
         for name in _INHERITED_SETTINGS:
             setattr(generation, name, getattr(base, name, None))
         generation.max_new_tokens = record.max_new_tokens
-        if size := record.no_repeat_ngram_size:
-            # For a decoder, transformers also bans n-grams of the prompt. Our engine does not.
-            generation.no_repeat_ngram_size = size
+        if record.no_repeat_ngram_size:
+            # For a decoder, transformers also bans n-grams of the prompt. Toque's engine does not.
+            generation.no_repeat_ngram_size = record.no_repeat_ngram_size
 
     base_ends = generation.eos_token_id
     if not isinstance(base_ends, list):
-        base_ends = [base_ends]
-    all_ends = [*end_ids, *(token for token in base_ends if token is not None)]
-    if not {*all_ends} <= {*base_ends}:
-        generation.eos_token_id = [*dict.fromkeys(all_ends)]
+        base_ends = [] if base_ends is None else [base_ends]
+    if not set(end_ids) <= set(base_ends):
+        generation.eos_token_id = [*dict.fromkeys((*end_ids, *base_ends))]
     return generation
 
 
@@ -209,7 +225,7 @@ TOLERANCE = 1e-4
 Merging changes the order of float32 sums, which changes logits by about 1e-6.
 """
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-_ROWS, _TOKENS = 4, 32
+_SAMPLE_SHAPE: Final = (4, 32)  # rows and tokens of the compared forward
 
 
 @dataclass(frozen=True)
@@ -249,13 +265,21 @@ def export_model(
 ) -> Exported:
     """Write the model or adapter of `source` as a complete model, read it back and compare.
 
-    The tokenizer comes from `codec_folder`, or from `source` without one.
+    Args:
+        source: Folder of the model or adapter.
+        to: Destination, a new or empty folder.
+        codec_folder: Source of the tokenizer files; `source` by default.
+        card: Text of README.md.
+        dtype: Key of `DTYPES`.
+        files: See `save_model`.
+        record: See `save_model`.
+        end_ids: See `save_model`.
 
     Raises:
         CheckpointError: `to` is not empty, or the logits of the export differ from the logits of
             the source in `dtype`. Such an export is removed.
     """
-    refuse_taken(to)
+    refuse_nonempty(to)
     was_adapter = is_adapter_folder(source)
     model = (
         load_with_adapter(source, merge=False)
@@ -264,30 +288,30 @@ def export_model(
     )
     before = sample_logits(model)
 
-    plain = merged(model)
-    plain.to(DTYPES[dtype])  # type: ignore[arg-type]  # transformers annotates it away
+    model = merge_adapter(model)
+    model.to(DTYPES[dtype])  # type: ignore[arg-type]  # transformers annotates it away
     tokenizer = codec_folder or source
     save_model(
-        plain, tokenizer, to, card=card, files=files, record=record, end_ids=end_ids
+        model, tokenizer, to, card=card, files=files, record=record, end_ids=end_ids
     )
-    plain.to(torch.float32)  # type: ignore[arg-type]
-    expected = before if dtype == "f32" else sample_logits(plain)
+    model.to(torch.float32)  # type: ignore[arg-type]
+    expected = before if dtype == "f32" else sample_logits(model)
 
-    del model, plain  # one model is in memory at a time
+    del model  # one model is in memory at a time
     after = sample_logits(load_model(str(to)))
-    _refuse_other(after, expected, to, source)
+    _remove_if_different(to, after, expected, source)
     return Exported(to, relative_error(after, before), was_adapter)
 
 
 def export_adapter(source: Path, to: Path, *, card: str) -> Exported:
     """Copy the adapter of `source` with its tokenizer, read it back with its base and compare.
 
-    Other files of `source` are not copied.
+    Other files in `source` are not copied.
 
     Raises:
         CheckpointError: `to` is not empty, or the logits differ. Such an export is removed.
     """
-    refuse_taken(to)
+    refuse_nonempty(to)
     # A bad adapter is rejected here, before it is copied.
     expected = sample_logits(load_with_adapter(source, merge=False))
 
@@ -301,27 +325,29 @@ def export_adapter(source: Path, to: Path, *, card: str) -> Exported:
         writer.put("README.md", card.encode())
 
     after = sample_logits(load_with_adapter(to, merge=False))
-    _refuse_other(after, expected, to, source)
+    _remove_if_different(to, after, expected, source)
     return Exported(to, relative_error(after, expected), was_adapter=False)
 
 
-def _refuse_other(after: Tensor, expected: Tensor, to: Path, source: Path) -> None:
+def _remove_if_different(
+    to: Path, after: Tensor, expected: Tensor, source: Path
+) -> None:
     """Remove an export if its logits differ from the expected logits.
 
     Raises:
         CheckpointError: The export was removed.
     """
     difference = relative_error(after, expected)
-    if not difference <= TOLERANCE:  # true for NaN
+    if not difference <= TOLERANCE:  # also true for NaN
         shutil.rmtree(to, ignore_errors=True)
         raise CheckpointError(
-            f"The exported model and {source} compute different logits: they differ by "
-            f"{difference:.2g} of the largest, more than the allowed {TOLERANCE:.0e}. The export "
+            f"The exported model and {source} compute different logits: they differ by up to "
+            f"{difference:.2g} of the largest logit, and the limit is {TOLERANCE:.0e}. The export "
             "was removed. Use the adapter with its base instead, and please report this bug."
         )
 
 
-def refuse_taken(to: Path) -> None:
+def refuse_nonempty(to: Path) -> None:
     """Raise a CheckpointError if a path exists and is not an empty folder."""
     if to.is_dir() and not any(to.iterdir()):
         return
@@ -334,12 +360,12 @@ def refuse_taken(to: Path) -> None:
 
 @torch.no_grad()
 def sample_logits(model: PreTrainedModel) -> Tensor:
-    """Compute float32 logits [4, 32, V] for fixed pseudo-random tokens."""
+    """Compute float32 logits [4, 32, V] for fixed pseudo-random tokens, in evaluation mode."""
     generator = torch.Generator().manual_seed(0)
-    rows = int(model.config.vocab_size)
-    ids = torch.randint(rows, (_ROWS, _TOKENS), generator=generator)
-    extra = (
-        {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
-    )
-    logits: Tensor = model.train(mode=False)(input_ids=ids, **extra).logits
+    vocab_size = int(model.config.vocab_size)
+    ids = torch.randint(vocab_size, _SAMPLE_SHAPE, generator=generator)
+    inputs = {"input_ids": ids}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids.flip(1)
+    logits: Tensor = model.train(mode=False)(**inputs).logits
     return logits.float()

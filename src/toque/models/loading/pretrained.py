@@ -1,8 +1,8 @@
 """Pretrained models from a Hugging Face folder or hub name, checked before use.
 
-`load_model` reads a complete model. `load_frame` reads everything except the matrices, for a base
-that stays frozen (the matrices of FLAN-T5-XXL are 42 of 44 GB in float32). Tensors without memory
-replace the matrices until an `AdaptedBase` reads them to its device, one at a time.
+`load_model` reads a complete model. `load_frame` reads everything except the matrices, for a frozen
+base (FLAN-T5-XXL's matrices take 42 of 44 GB in float32). Tensors without memory replace the
+matrices until an `AdaptedBase` reads them to its device, one at a time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from toque.models.families import (
     embedding,
     exchange_parameters,
     family_of,
-    is_read,
-    refuse_unfit,
-    unknown_type,
+    may_be_supported,
+    refuse_unsupported_layers,
+    unsupported_type,
     vocabulary_rows,
 )
 from toque.models.loading.from_scratch import (
@@ -53,13 +53,13 @@ from toque.models.loading.self_check import refuse_wrong_forward
 from toque.models.lora.adapter_files import CONFIG as ADAPTER_CONFIG
 from toque.models.lora.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from toque.models.lora.adapter_files import (
-    add_from,
+    add_adapter,
     is_adapter_folder,
-    merged,
+    merge_adapter,
     read_config,
+    recorded_format,
     refuse_another_base,
-    rows_needed,
-    trained_beside,
+    required_rows,
     use_adapter,
 )
 from toque.models.lora.frozen import (
@@ -74,7 +74,7 @@ from toque.models.lora.frozen import (
 from toque.models.lora.layers import ADAPTER
 from toque.models.lora.quantised import Outlined, form_named
 
-# Share of free memory for weights; the KV cache and activations get the rest.
+# Share of free memory for weights. The KV cache and activations need the rest.
 SHARE: Final = 0.8
 CPU: Final = torch.device("cpu")
 # Maximum size of a grown embedding, and of a trained tokenizer.
@@ -93,14 +93,14 @@ class CheckedFolder:
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices and precision to load the weights of a stored model with."""
+    """Devices and precision of a stored model's weights."""
 
     devices: Mapping[str, torch.device]  # device of each module, by its name
     dtype: torch.dtype
 
 
 Place = Callable[[CheckedFolder], Placement | None]
-"""Placement of a stored model; None: on the CPU in float32."""
+"""Function that places a stored model; None places it on the CPU in float32."""
 
 
 def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
@@ -108,28 +108,10 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
 
     Raises:
         ConfigError: The model does not exist, or its family is not supported or not `family`.
-        CheckpointError: The model is incomplete, damaged or consists of pickles only.
+        CheckpointError: The model is incomplete or damaged, or has only pickles.
     """
     folder = resolve_folder(path)
-    file = folder / "config.json"
-    if is_adapter_folder(folder):
-        raise ConfigError(
-            f"{folder} contains an adapter, not a model. Set model.start_from to the model that "
-            "the adapter was trained on."
-        )
-    if (
-        folder / ADAPTER_CONFIG
-    ).exists():  # transformers would add it to the model silently
-        raise ConfigError(
-            f"{folder} contains both the weights of a model and an adapter ({ADAPTER_CONFIG}). "
-            f"Move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} to a separate folder. Then use that "
-            "folder for the adapter, and this one for the model without it."
-        )
-    if not file.exists():
-        raise ConfigError(
-            f"{folder} has no config.json, so it is not a Hugging Face model folder. Use a folder "
-            "with config.json and model.safetensors."
-        )
+    _check_folder_kind(folder)
 
     raw = read_config_json(folder)
     model_type = str(raw.get("model_type"))
@@ -138,26 +120,50 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
             f'model.family is {family}, but {folder} contains a model of type "{model_type}". '
             "Set model.family=auto, or set model.start_from to another model."
         )
-    if not is_read(model_type):
-        raise unknown_type(model_type, has_code="auto_map" in raw)
+    if not may_be_supported(model_type):
+        raise unsupported_type(model_type, has_code="auto_map" in raw)
+
     stored = stored_weights(folder)
     n_weights = sum(map(math.prod, stored.shapes.values()))
+    file = folder / "config.json"
     check_config(raw, file, n_weights)
     config = config_in(folder)
-    refuse_unfit(config)
-    has_own_head = (
-        raw.get("tie_word_embeddings") is False and "lm_head.weight" in stored.files
-    )
+    refuse_unsupported_layers(config)
+    is_untied = raw.get("tie_word_embeddings") is False
+    has_own_head = is_untied and "lm_head.weight" in stored.files
     checked = CheckedFolder(folder, family_of(config), stored, has_own_head)
-    if checked.family == CAUSAL:
+    if checked.family == CAUSAL:  # `check_config` does not know such a model's sizes
         _check_size(checked, file, n_weights)
     return checked
+
+
+def _check_folder_kind(folder: Path) -> None:
+    """Raise a ConfigError if a folder contains an adapter, or no model."""
+    if is_adapter_folder(folder):
+        raise ConfigError(
+            f"{folder} contains an adapter, not a model. Set model.start_from to the model that "
+            "the adapter was trained on."
+        )
+    # transformers would silently add the adapter to the model.
+    if (folder / ADAPTER_CONFIG).exists():
+        raise ConfigError(
+            f"{folder} contains both the weights of a model and an adapter ({ADAPTER_CONFIG}). "
+            f"Move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} to a separate folder. Then use that "
+            "folder for the adapter, and this one for the model without it."
+        )
+    if not (folder / "config.json").exists():
+        raise ConfigError(
+            f"{folder} has no config.json, so it is not a Hugging Face model folder. Use a folder "
+            "with config.json and model.safetensors."
+        )
 
 
 def _check_size(checked: CheckedFolder, file: Path, n_weights: int) -> None:
     """Raise a CheckpointError if a model has more weights than its files."""
     try:
-        needed = sum(parameter.numel() for parameter in outlined(checked).parameters())
+        needed = sum(
+            parameter.numel() for parameter in build_outline(checked).parameters()
+        )
     except Exception as error:  # an untrusted config can cause any error
         raise CheckpointError(
             f"{file} does not describe a valid model ({type(error).__name__}): "
@@ -172,8 +178,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a pretrained model in float32 on the CPU, in evaluation mode.
 
-    With `place`, load to the devices of its placement, without a copy on the CPU. No weight may be
-    missing: transformers would initialise it at random.
+    With `place`, load the model to the devices of its placement, without a copy on the CPU.
 
     Raises:
         ConfigError: See `check_folder`.
@@ -184,9 +189,8 @@ def load_model(
     model = _read_weights(checked.folder, checked.family, placement)
     if placement is not None:  # transformers sets the map for several devices only
         vars(model)["hf_device_map"] = dict(placement.devices)
-    if (
-        checked.has_own_head
-    ):  # transformers 5 ties a T5's head regardless of config.json
+    if checked.has_own_head:
+        # transformers 5 ties a T5's head regardless of config.json.
         if _head(model) is embedding(model):
             give_own_head(model, _head(model).detach().clone())
         model.config.tie_word_embeddings = False
@@ -196,10 +200,13 @@ def load_model(
 
 
 def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
-    """Grow the embeddings and the head to `vocab_size` rows. New rows are the mean of the old ones.
+    """Grow the embeddings and the head to `vocab_size` rows, if they have fewer.
 
-    The mean hardly changes the predictions and needs no random numbers (Hewitt 2021, "Initializing
-    new word embeddings for pretrained language models").
+    New rows are the mean of the old rows, which hardly changes the predictions and needs no random
+    numbers (Hewitt 2021, "Initializing new word embeddings for pretrained language models").
+
+    Raises:
+        CheckpointError: `vocab_size` is implausible.
     """
     old = vocabulary_rows(model)
     if vocab_size <= old:
@@ -221,6 +228,10 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
 def _read_weights(
     folder: Path, family: Family, placement: Placement | None
 ) -> PreTrainedModel:
+    """Read a model by transformers. Raise a CheckpointError if a weight is missing.
+
+    transformers would initialise missing weights at random.
+    """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
 
@@ -244,7 +255,9 @@ def _read_weights(
     model, info = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     missing = sorted(info["missing_keys"])
     if missing:
-        shown = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
+        shown = ", ".join(missing[:4])
+        if len(missing) > 4:
+            shown += ", ..."
         raise CheckpointError(
             f"{folder} lacks {len(missing)} weights that its config.json requires: {shown}. The "
             "config and the weights do not match, or the copy is incomplete. Copy the model from "
@@ -262,17 +275,11 @@ def load_frame(checked: CheckedFolder) -> PreTrainedModel | None:
     """Load everything except the matrices, in float32 on the CPU, in evaluation mode.
 
     Return None if names or shapes in the files differ from the model. `load_model` converts or
-    rejects such files.
+    rejects such files. Return None also if only constructors can compute the model's buffers.
     """
-    model = outlined(checked)
+    model = build_outline(checked)
     parameters = _read_parameters(model, checked)
-    # Only the constructor of an unknown module can compute its buffers.
-    has_plain_buffers = checked.family != CAUSAL or all(
-        "RotaryEmbedding" in type(module).__name__
-        or not [*module.buffers(recurse=False)]
-        for module in model.modules()
-    )
-    if parameters is None or not has_plain_buffers:
+    if parameters is None or not _has_only_rotary_buffers(model, checked.family):
         return None
 
     exchange_parameters(model, parameters)
@@ -281,22 +288,27 @@ def load_frame(checked: CheckedFolder) -> PreTrainedModel | None:
         for name, buffer in buffers.items():
             empty = torch.empty_like(buffer, device="cpu")
             setattr(module, name, nn.Buffer(empty, persistent=False))
-        if (
-            buffers
-        ):  # rotary embeddings are not in the files; from_pretrained computes them so
+        if buffers:
+            # Rotary frequencies are not in the files. from_pretrained computes them like this.
             model._init_weights(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
     fuse_activations(model)
     model.train(mode=False)
     return model
 
 
-def outlined(checked: CheckedFolder) -> PreTrainedModel:
-    """Construct the model of a checked folder on the meta device, with its stored head."""
+def _has_only_rotary_buffers(model: nn.Module, family: Family) -> bool:
+    """True if all buffers are rotary frequencies, or the family is known to compute them."""
+    if family != CAUSAL:
+        return True
+    with_buffers = (m for m in model.modules() if [*m.buffers(recurse=False)])
+    return all("RotaryEmbedding" in type(module).__name__ for module in with_buffers)
+
+
+def build_outline(checked: CheckedFolder) -> PreTrainedModel:
+    """Construct a checked folder's model on the meta device, with its stored head."""
     with torch.device("meta"):
         model = construct(checked.family, config_in(checked.folder))
-        if checked.has_own_head and model.get_parameter("lm_head.weight") is embedding(
-            model
-        ):
+        if checked.has_own_head and _head(model) is embedding(model):
             give_own_head(model, embedding(model).detach().clone())
     return model
 
@@ -306,7 +318,8 @@ def _read_parameters(
 ) -> dict[int, nn.Parameter] | None:
     """Read the parameters by the id of their counterparts on the meta device.
 
-    A shared parameter has several names and is read once. The matrices have no memory.
+    A shared parameter has several names and is read once. Matrices are zeros without memory. None
+    if names, shapes or shared values in the files differ from the model.
     """
     stored, prefix = checked.stored, model.base_model_prefix
     matrices = {f"{path}.weight" for path in frozen_matrices(model)}
@@ -320,9 +333,7 @@ def _read_parameters(
     for key, names in names_by_id.items():
         candidates = (stored.name_of(name, prefix) for name in names)
         stored_names = [name for name in candidates if name is not None]
-        if not stored_names or any(
-            stored.shapes[name] != shapes[key] for name in stored_names
-        ):
+        if {stored.shapes[name] for name in stored_names} != {shapes[key]}:
             return None
         if names[0] in matrices:
             tensor = torch.zeros(()).expand(shapes[key])
@@ -344,13 +355,15 @@ def matrix_of(checked: CheckedFolder, model: PreTrainedModel, parameter: str) ->
 
 @dataclass(frozen=True)
 class AdaptedBase:
-    """A checked base, and the adapters to add before its matrices are read. It is placed once."""
+    """A checked base, and the adapters to add before its matrices are read.
+
+    `placed` may be called once, because it uses up the frame.
+    """
 
     checked: CheckedFolder
     add: Callable[[PreTrainedModel], None]  # grows the vocabulary and adds the adapters
-    read_whole: (
-        bool  # read all matrices in float32 first, because DoRA computes with them
-    )
+    # Read all matrices in float32 first, because DoRA computes with them.
+    read_whole: bool
 
     @cached_property
     def _frame(self) -> PreTrainedModel | None:
@@ -360,7 +373,11 @@ class AdaptedBase:
     def placed(
         self, frozen_format: FrozenFormat, device: torch.device
     ) -> tuple[PreTrainedModel, str]:
-        """Load the model to a device with its matrices in a format; return the base's hash too."""
+        """Load the model to a device, with its matrices in a format.
+
+        Returns:
+            The model, and the hash of its base.
+        """
         dtype, quantised = frozen_format.dtype, frozen_format.quantised
         form = quantised and form_named(quantised)
         frame = self._frame
@@ -381,8 +398,8 @@ class AdaptedBase:
     def needed(
         self, frozen_format: FrozenFormat, device: torch.device
     ) -> tuple[int, int]:
-        """Compute the bytes on a GPU after loading, and in the machine's memory while loading."""
-        model = outlined(self.checked)
+        """Compute the bytes on a GPU after loading, and in CPU memory while loading."""
+        model = build_outline(self.checked)
         with torch.device("meta"):
             self.add(model)
             in_float32 = sum(p.nbytes for p in model.parameters())
@@ -397,15 +414,20 @@ class AdaptedBase:
             hold_frozen(model, frozen_format.dtype, quantised and Outlined(quantised))
         in_format = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
 
-        on_gpu = 0 if device.type == "cpu" else in_format
+        on_cpu = device.type == "cpu"
+        on_gpu = 0 if on_cpu else in_format
         if self._frame is None:
             return on_gpu, in_float32 + extra
-        return on_gpu, extra + (in_format if device.type == "cpu" else without_matrices)
+        return on_gpu, extra + (in_format if on_cpu else without_matrices)
 
     def fitting(
         self, formats: Sequence[FrozenFormat], device: torch.device
     ) -> FrozenFormat:
-        """Return the first format that fits in the free memory; ConfigError if none fits."""
+        """Return the first format that fits in the free memory.
+
+        Raises:
+            ConfigError: None of the formats fits.
+        """
         gpu_limit = int(SHARE * free_bytes(device))
         cpu_limit = int(HEADROOM * free_bytes(CPU))
         has_gpu = device.type != "cpu"
@@ -414,22 +436,20 @@ class AdaptedBase:
             on_gpu, on_cpu = self.needed(frozen_format, device)
             if on_gpu <= gpu_limit and on_cpu <= cpu_limit:
                 return frozen_format
-            gpu_need = f"{in_words(on_gpu)} of {device} and " if has_gpu else ""
-            needs.append(
-                f"{gpu_need}{in_words(on_cpu)} of the machine's memory ({frozen_format})"
-            )
+            need = f"{in_words(on_cpu)} of the machine's memory ({frozen_format})"
+            if has_gpu:
+                need = f"{in_words(on_gpu)} of {device} and {need}"
+            needs.append(need)
 
         limit = f"{in_words(cpu_limit)} of memory ({HEADROOM:.0%} of the free memory)"
         if has_gpu:
-            limit = (
-                f"{in_words(gpu_limit)} of {device} ({SHARE:.0%} of its free "
-                f"memory) and {limit}"
-            )
+            gpu_share = f"{SHARE:.0%} of its free memory"
+            limit = f"{in_words(gpu_limit)} of {device} ({gpu_share}) and {limit}"
         raise ConfigError(
             f"{self.checked.folder} with its adapter needs {', or '.join(needs)}. The limit is "
             f"{limit}. Stop other programs, or use a larger machine or another "
             f"{argument('device')}. With adapter.quantize_base=nf4 in training, the base needs a "
-            "quarter of the memory of 16 bits, and with int8 half. `toque export` merges the "
+            "quarter of its 16-bit memory, and with int8 half of it. `toque export` merges the "
             "adapter in float32 into a model that can be split across several GPUs."
         )
 
@@ -439,22 +459,25 @@ def formats_in_use(
     device: torch.device,
     otherwise: FrozenFormat | None = None,
 ) -> list[FrozenFormat]:
-    """List the formats of a base for some adapters, the best first.
+    """List the formats in which a base may be loaded for some adapters, the best first.
 
     A GPU uses the format that the adapters were trained with (`otherwise` if not recorded). A CPU
-    uses float32, since an adapter that is merged into float32 is fastest. So does a GPU if the
-    format is float32 or unknown, or the adapters differ. If memory is short, the second format is
-    used.
+    uses float32, because an adapter that is merged into float32 is fastest. A GPU also uses float32
+    if the format is float32 or unknown, or the adapters differ. The second format is for too little
+    memory.
     """
-    recorded = {trained_beside(adapter) or otherwise for adapter in adapters} or {
-        otherwise
-    }
+    recorded = {recorded_format(adapter) or otherwise for adapter in adapters}
+    recorded = recorded or {otherwise}
     trained = recorded.pop() if len(recorded) == 1 else None
     if device.type != "cpu" and trained not in (None, PLAIN):
         return [trained]
+
+    # A quantised matrix computes in any precision. A plain one saves memory only in bfloat16.
     quantised = None if trained is None else trained.quantised
-    slow = quantised is not None and not has_fast_bf16(device)
-    return [PLAIN, FrozenFormat(torch.float32 if slow else torch.bfloat16, quantised)]
+    dtype = torch.bfloat16
+    if quantised is not None and not has_fast_bf16(device):
+        dtype = torch.float32
+    return [PLAIN, FrozenFormat(dtype, quantised)]
 
 
 def load_with_adapters(
@@ -466,10 +489,15 @@ def load_with_adapters(
     merge: bool = False,
     read_whole: bool = False,
 ) -> PreTrainedModel:
-    """Load a base in the first format that fits, with adapters by name. The first one is active.
+    """Load a base with adapters by name, and activate the first adapter.
 
-    Without `base`, use the base in the first adapter's config. With `merge`, merge the adapter if
-    the format is float32.
+    Args:
+        adapters: Folders of the adapters by name.
+        formats: Formats of the base. The first one that fits in the free memory is used.
+        device: The device.
+        base: Folder or hub name of the base; by default the base in the first adapter's config.
+        merge: Merge the adapter if the format is float32.
+        read_whole: Read all matrices in float32 first. This is always done for DoRA.
 
     Raises:
         ConfigError: The base is missing or not supported, or the memory is too small.
@@ -485,9 +513,9 @@ def load_with_adapters(
         )
 
     def add(model: PreTrainedModel) -> None:
-        grow_vocabulary(model, max(rows_needed(folder) or 0 for folder in folders))
+        grow_vocabulary(model, max(required_rows(folder) or 0 for folder in folders))
         for name, folder in adapters.items():
-            add_from(folder, model, name=name)
+            add_adapter(folder, model, name=name)
 
     read_whole = read_whole or any(config.use_dora for config in configs)
     adapted = AdaptedBase(check_folder(str(base_path)), add, read_whole)
@@ -496,7 +524,7 @@ def load_with_adapters(
     for folder in folders:
         refuse_another_base(folder, lambda: base_hash)
     use_adapter(model, next(iter(adapters)))
-    return merged(model) if merge and frozen_format == PLAIN else model
+    return merge_adapter(model) if merge and frozen_format == PLAIN else model
 
 
 def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:

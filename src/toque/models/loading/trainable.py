@@ -24,7 +24,7 @@ from toque.user_paths import named_path
 
 
 class SpecialTokens(Protocol):
-    """Properties of a tokenizer that decide the size of a model."""
+    """Properties of a tokenizer that a model needs."""
 
     vocab_size: int  # rows of the embedding
     pad_id: int
@@ -34,7 +34,10 @@ class SpecialTokens(Protocol):
 
 
 def family_to_train(model: ModelConfig) -> Family:
-    """Return the family of a run's model without reading weights. Raises like `check_folder`."""
+    """Return the family of a run's model without reading weights.
+
+    Raises the errors of `check_folder`.
+    """
     if model.start_from == "scratch":
         return FAMILIES[model.family]
     return check_folder(model.start_from, family=model.family).family
@@ -42,7 +45,10 @@ def family_to_train(model: ModelConfig) -> Family:
 
 @dataclass(frozen=True)
 class ModelToTrain:
-    """Model of a run, with rows for its tokenizer. Methods raise errors like `check_folder`."""
+    """Model of a run, with rows for the tokens of its tokenizer.
+
+    The methods that read a model raise the errors of `check_folder`.
+    """
 
     section: ModelConfig
     adapter: AdapterConfig | None
@@ -61,46 +67,52 @@ class ModelToTrain:
             seed=self.seed,
         )
 
-    def fit(self, model: PreTrainedModel) -> None:
-        """Add rows for the tokenizer's tokens to a checkpoint's model, and attach the adapter.
+    def adapt(self, model: PreTrainedModel) -> None:
+        """Add rows for the tokenizer's tokens to a pretrained model, and attach the adapter.
 
-        With an adapter, the rows of new tokens and of the marker for a line break are trained too.
+        An adapter also trains the rows of new tokens and of the marker for a line break.
         """
-        n_rows, start_from = vocabulary_rows(model), self.section.start_from
+        n_rows = vocabulary_rows(model)
         grow_vocabulary(model, self.tokens.vocab_size)
         if self.adapter is None:
             return
         new_tokens = set(range(n_rows, self.tokens.vocab_size))
         if self.tokens.newline_id is not None:
             new_tokens.add(self.tokens.newline_id)
-        folder = named_path(start_from)
-        base = str(folder.resolve()) if folder.is_dir() else start_from
+
+        base = self.section.start_from
+        folder = named_path(base)
+        if folder.is_dir():  # not a hub name
+            base = str(folder.resolve())
         attach(
             model, self.adapter, base=base, seed=self.seed, tokens=sorted(new_tokens)
         )
 
     def in_float32(self) -> PreTrainedModel:
-        """Read or build the model and its adapter, in float32 on the CPU."""
+        """Read or build the model with its adapter, in float32 on the CPU."""
         if self.section.start_from == "scratch":
             return self.new()
         model = load_model(self.section.start_from, family=self.section.family)
-        self.fit(model)
+        self.adapt(model)
         return model
 
     def base(self) -> AdaptedBase:
-        """Return the base model of the run with its adapter, to be read."""
+        """Check the base of an adapter run. `AdaptedBase.placed` reads its matrices later."""
         checked = check_folder(self.section.start_from, family=self.section.family)
         is_dora = self.adapter is not None and self.adapter.kind == "dora"
-        return AdaptedBase(checked, self.fit, read_whole=is_dora)
+        return AdaptedBase(checked, self.adapt, read_whole=is_dora)
 
     def placed(
         self, dtype: torch.dtype, device: torch.device
     ) -> tuple[PreTrainedModel, str | None]:
-        """Read or build the model on a device. Return it, and the hash of an adapter's base."""
+        """Read or build the model on a device.
+
+        Returns:
+            The model, and the hash of its base if it has an adapter.
+        """
         if self.adapter is not None:
-            return self.base().placed(
-                FrozenFormat(dtype, self.adapter.quantize_base), device
-            )
+            frozen_format = FrozenFormat(dtype, self.adapter.quantize_base)
+            return self.base().placed(frozen_format, device)
         model = self.in_float32()
         model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
         return model, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import warnings
 from collections.abc import Callable
@@ -18,30 +19,24 @@ from transformers import PreTrainedModel
 from toque.errors import CheckpointError, ConfigError
 from toque.models.families import vocabulary_rows
 from toque.models.lora.frozen import FORMATS, FrozenFormat, base_sha256, format_of
-from toque.models.lora.layers import ADAPTER, _peft, is_adapted
+from toque.models.lora.layers import ADAPTER, import_peft, is_adapted
 from toque.storage.array_headers import opened_weights, with_sorted_metadata
 from toque.storage.no_follow import refuse_endless_files, write_new
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-BASE_KEY = (
-    "toque_base_sha256"  # metadata of the weights file: SHA-256 of the base's weights
-)
-ROWS_KEY = (
-    "toque_vocabulary"  # metadata: rows of the base's embedding, which may have grown
-)
-FORMAT_KEY = "toque_base_format"  # metadata: format of the base's matrices in training
+# Keys in the metadata of the weights file.
+BASE_KEY = "toque_base_sha256"  # SHA-256 of the base's weights
+ROWS_KEY = "toque_vocabulary"  # rows of the base's embedding, which may have grown
+FORMAT_KEY = "toque_base_format"  # format of the base's matrices in training
 # Weights of a complete model.
-_BASE: Final = (
-    "model*.safetensors*",
-    "pytorch_model*.bin*",
-)
+_BASE: Final = ("model*.safetensors*", "pytorch_model*.bin*")
 _PREFIX = "base_model.model."  # peft's prefix of the wrapped model's parameter names
 _PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal", "mica")
 """Values of init_lora_weights that do not change the base.
 
-pissa, olora, corda, loftq and lora_ga subtract the adapter's initial product from the base, and the
-difference is not stored.
+pissa, olora, corda, loftq and lora_ga subtract the initial B A from the base, and the changed base
+is not stored.
 """
 _UNSUPPORTED: Final = (
     "alora_invocation_tokens",
@@ -59,19 +54,21 @@ _TENSOR_NAMES: Final = (
 )
 """Parts of the names of supported tensors.
 
-Other tensors are LoRA on an embedding, which is not supported, and weights of the base itself.
+Other tensors are LoRA on an embedding and weights of the base itself, which are not supported.
 """
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """Return True if a folder contains an adapter and no model, with or without a config.json."""
-    return (folder / CONFIG).exists() and not any(map(any, map(folder.glob, _BASE)))
+    """True if a folder contains an adapter and no model's weights. It may have a config.json."""
+    if not (folder / CONFIG).exists():
+        return False
+    return not any(any(folder.glob(pattern)) for pattern in _BASE)
 
 
 def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Tensor]:
-    """Return the tensors of an adapter by peft's names in its file, without a copy."""
+    """Return the tensors of an adapter by their names in peft's files, without a copy."""
     # peft's own function may request a config from the hub, and does not distinguish adapters with
-    # and without trained tokens. A test compares the names.
+    # and without trained tokens. A test compares the names with it.
     tensors = {}
     for path, parameter in model.named_parameters():
         parts = path.split(".")
@@ -84,7 +81,10 @@ def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Te
 
 
 def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> None:
-    """Write an adapter's two files to an existing folder. Equal adapters give equal files."""
+    """Write an adapter's config and weights to an existing folder.
+
+    Equal adapters give bitwise identical files.
+    """
     config: Any = copy.deepcopy(model.peft_config[ADAPTER])
     config.inference_mode = True
     for name, value in vars(config).items():
@@ -98,20 +98,22 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
         "format": "pt",
         BASE_KEY: base_hash,
         ROWS_KEY: str(vocabulary_rows(model)),
+        FORMAT_KEY: str(format_of(model)),
     }
-    metadata[FORMAT_KEY] = str(format_of(model))
     write_new(folder / WEIGHTS, with_sorted_metadata(save(tensors, metadata)))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
-    """Load the adapter of `folder` into a float32 `model` and activate it. Keep other adapters.
+    """Load the adapter of `folder` into a float32 `model` and activate it.
+
+    Other adapters of the model remain loaded.
 
     Raises:
         ConfigError: The adapter is not LoRA or does not fit the model.
         CheckpointError: The folder is damaged, or the adapter was trained on another base.
     """
     refuse_another_base(folder, lambda: base_sha256(model))
-    add_from(folder, model, name=name)
+    add_adapter(folder, model, name=name)
 
 
 def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
@@ -121,50 +123,56 @@ def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
         raise CheckpointError(
             f"The adapter {folder} was trained on other weights than its base "
             f"{read_config(folder).base_model_name_or_path} has now: the hashes differ. Restore "
-            "the base, or name the correct one in adapter_config.json."
+            "the base, or set base_model_name_or_path in adapter_config.json to the correct base."
         )
 
 
-def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> None:
-    """Add the adapter of `folder` to `model` and activate it. Do not read the model's matrices.
+def add_adapter(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> None:
+    """Add the adapter of `folder` to `model` and activate it, without its base's hash.
+
+    The model's matrices are not read, so they may lack memory.
 
     Raises:
         ConfigError: The adapter is not LoRA or does not fit the model.
         CheckpointError: The folder is damaged.
     """
-    peft, config = _peft(), read_config(folder)
-    # The file has all values; other starts read the base's matrix.
+    peft = import_peft()
+    config = read_config(folder)
+    # The file has all values. Some initial values would be computed from the base's matrices.
     config.init_lora_weights = False
     with _opened(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
     try:
-        with warnings.catch_warnings():  # several adapters are intended
+        with warnings.catch_warnings():
+            # A model may have several adapters.
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
             peft.inject_adapter_in_model(config, model, name)
     except ValueError as error:
+        reason = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"The adapter {folder} does not fit a {model.config.model_type} model: "
-            f"{' '.join(str(error).split())[:300]} Load it on {config.base_model_name_or_path}."
+            f"The adapter {folder} does not fit a {model.config.model_type} model: {reason} Load "
+            f"it on {config.base_model_name_or_path}."
         ) from error
-    _fill(adapter_tensors(model, name), tensors, file=folder / WEIGHTS)
+    _fill_parameters(adapter_tensors(model, name), tensors, file=folder / WEIGHTS)
     model.train(mode=False)
     use_adapter(model, name)
 
 
 @torch.no_grad()
-def _fill(
+def _fill_parameters(
     parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, file: Path
 ) -> None:
-    """Copy the tensors of a file into parameters with the same names and shapes."""
-    problems = [f"{key} is missing" for key in parameters.keys() - tensors.keys()]
-    problems += [
-        f"{key} is not in the model" for key in tensors.keys() - parameters.keys()
-    ]
-    problems += [
-        f"{key} is {tuple(tensors[key].shape)}, the model has {tuple(parameter.shape)}"
-        for key, parameter in parameters.items()
-        if key in tensors and tensors[key].shape != parameter.shape
-    ]
+    """Copy a file's tensors into parameters. Raise a CheckpointError if names or shapes differ."""
+    problems = []
+    for key in parameters.keys() | tensors.keys():
+        if key not in tensors:
+            problems.append(f"{key} is missing")
+        elif key not in parameters:
+            problems.append(f"{key} is not in the model")
+        elif tensors[key].shape != parameters[key].shape:
+            stored = tuple(tensors[key].shape)
+            expected = tuple(parameters[key].shape)
+            problems.append(f"{key} is {stored}, the model has {expected}")
     if problems:
         examples = "; ".join(sorted(problems)[:3])
         raise CheckpointError(
@@ -187,23 +195,27 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     for module in model.modules():
-        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
-            inner: Any = getattr(module, "token_adapter", module)
-            parts = (
-                getattr(inner, kind, ())
-                for kind in ("lora_A", "trainable_tokens_delta")
-            )
-            if name is not None and any(name in part for part in parts):
-                module.enable_adapters(True)
-                module.set_adapter(name)
-            else:
-                module.enable_adapters(False)
+        if not isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            continue
+        inner: Any = getattr(module, "token_adapter", module)
+        lora = getattr(inner, "lora_A", ())
+        tokens = getattr(inner, "trainable_tokens_delta", ())
+        # Adapters need not adapt the same layers.
+        if name is not None and (name in lora or name in tokens):
+            module.enable_adapters(True)
+            module.set_adapter(name)
+        else:
+            module.enable_adapters(False)
     for parameter in model.parameters():
         parameter.requires_grad_(False)  # set_adapter makes it trainable
 
 
-def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """Merge a model's adapter into its float32 weights, in place (Hu et al. 2021, 4.1)."""
+def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
+    """Merge a model's adapter into its float32 weights, in place (Hu et al. 2021, section 4.1).
+
+    Raises:
+        ConfigError: The base is not in float32.
+    """
     if not is_adapted(model):
         return model
     other_dtypes = sorted(
@@ -218,36 +230,36 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if (
-        isinstance(head, BaseTunerLayer)
-        and head.weight is model.get_input_embeddings().weight
-    ):
+    table: Any = model.get_input_embeddings()
+    if isinstance(head, BaseTunerLayer) and head.weight is table.weight:
         # The embedding shares the head's matrix and must not change.
         base_layer: Any = head.get_base_layer()
-        base_layer.weight = nn.Parameter(
-            base_layer.weight.detach().clone(), requires_grad=False
-        )
+        weight = base_layer.weight.detach().clone()
+        base_layer.weight = nn.Parameter(weight, requires_grad=False)
 
     # A module that encoder and decoder share is listed once per name, and merged once.
-    modules = list(model.named_modules(remove_duplicate=False))
-    plain: dict[int, Any] = {}
-    for path, module in modules:
+    merged_layers: dict[int, Any] = {}
+    for path, module in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
             continue
         if ".token_adapter" in f".{path}":
             continue  # merged by its wrapper
-        if id(module) not in plain:
-            if hasattr(module, "unload_and_optionally_merge_module"):
-                plain[id(module)] = module.unload_and_optionally_merge_module(
-                    merge=True, safe_merge=True, adapter_names=None
-                )
-            else:
-                module.merge(safe_merge=True)
-                plain[id(module)] = module.get_base_layer()
+        if id(module) not in merged_layers:
+            merged_layers[id(module)] = _merge_layer(module)
         parent, _, last = path.rpartition(".")
-        setattr(model.get_submodule(parent), last, plain[id(module)])
+        setattr(model.get_submodule(parent), last, merged_layers[id(module)])
     del model.peft_config
     return model
+
+
+def _merge_layer(layer: Any) -> Any:
+    """Merge the adapter of a peft layer. Return the base layer."""
+    if hasattr(layer, "unload_and_optionally_merge_module"):  # trained tokens
+        return layer.unload_and_optionally_merge_module(
+            merge=True, safe_merge=True, adapter_names=None
+        )
+    layer.merge(safe_merge=True)
+    return layer.get_base_layer()
 
 
 def read_config(folder: Path) -> Any:
@@ -271,31 +283,33 @@ def read_config(folder: Path) -> Any:
             f"{folder} contains an adapter of type {kind}. Only LORA and its variants (rsLoRA, "
             "DoRA) are supported. Merge the adapter with peft and use the merged model."
         )
-
-    start = raw.get("init_lora_weights", True)
-    unsupported = {name: raw[name] for name in _UNSUPPORTED if raw.get(name)}
-    if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
-        unsupported["init_lora_weights"] = start
-    if unsupported:
-        problem = f"{file} sets {_join_settings(unsupported)}"
-    else:
-        problem = _find_unsupported_tensor(folder / WEIGHTS, raw)
-    if problem:
+    if problem := _find_unsupported_part(folder, raw):
         raise ConfigError(
             f"{problem}. Only adapters that add a product of two matrices to linear layers of an "
             "unchanged base are supported: LoRA, rsLoRA and DoRA. Merge the adapter with peft "
             "(merge_and_unload) and use the merged model."
         )
     try:
-        return _peft().LoraConfig.from_pretrained(str(folder))
+        return import_peft().LoraConfig.from_pretrained(str(folder))
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"{file} is not a LoRA configuration: {error}. Copy it again."
         ) from error
 
 
+def _find_unsupported_part(folder: Path, config: dict[str, Any]) -> str:
+    """Describe the unsupported settings or the first unsupported tensor; "" without any."""
+    settings = {name: config[name] for name in _UNSUPPORTED if config.get(name)}
+    start = config.get("init_lora_weights", True)
+    if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
+        settings["init_lora_weights"] = start
+    if settings:
+        return f"{folder / CONFIG} sets {_join_settings(settings)}"
+    return _find_unsupported_tensor(folder / WEIGHTS, config)
+
+
 def _find_unsupported_tensor(weights: Path, config: dict[str, Any]) -> str:
-    """Describe the first unsupported tensor of an adapter's file. Return "" without one."""
+    """Describe the first unsupported tensor of an adapter's file; "" without any."""
     if not weights.exists():  # reading the weights reports the missing file
         return ""
     with _opened(weights) as file:
@@ -305,14 +319,14 @@ def _find_unsupported_tensor(weights: Path, config: dict[str, Any]) -> str:
     ]
     if not unsupported:
         return ""
-    settings = {name: config.get(name) for name in ("modules_to_save", "bias")}
-    settings = {
-        name: value for name, value in settings.items() if value and value != "none"
+    causes = {
+        name: config[name]
+        for name in ("modules_to_save", "bias")
+        if (config.get(name) or "none") != "none"
     }
-    cause = (
-        _join_settings(settings)
-        or "an embedding or the output head among target_modules"
-    )
+    cause = "an embedding or the output head among target_modules"
+    if causes:
+        cause = _join_settings(causes)
     return f"{weights} contains {unsupported[0]}, which peft writes for {cause}"
 
 
@@ -322,17 +336,21 @@ def _join_settings(settings: dict[str, Any]) -> str:
     )
 
 
-def rows_needed(folder: Path) -> int | None:
-    """Return the size of the base's embedding from the record, or from the trained tokens."""
+def required_rows(folder: Path) -> int | None:
+    """Return the number of embedding rows that an adapter's base needs; None if unknown.
+
+    An adapter that Toque wrote records the number. Another one needs its trained tokens.
+    """
     recorded = _metadata(folder / WEIGHTS).get(ROWS_KEY)
     if recorded is not None and recorded.isdecimal():
         return int(recorded)
-    indices = read_config(folder).trainable_token_indices
-    listed = indices.values() if isinstance(indices, dict) else [indices or []]
-    return max((int(i) + 1 for ids in listed for i in ids), default=None)
+    indices = read_config(folder).trainable_token_indices or []
+    if isinstance(indices, dict):  # ids by table
+        indices = itertools.chain(*indices.values())
+    return max((int(index) + 1 for index in indices), default=None)
 
 
-def trained_beside(folder: Path) -> FrozenFormat | None:
+def recorded_format(folder: Path) -> FrozenFormat | None:
     """Return the format of the base's matrices in training; None if it is not recorded."""
     return FORMATS.get(_metadata(folder / WEIGHTS).get(FORMAT_KEY, ""))
 

@@ -1,7 +1,8 @@
 """Frozen base of an adapter: its matrices in 16, 8 or 4 bits, and its hash.
 
-`read_frozen` reads matrices one at a time from files. `hold_frozen` converts a model in memory, to
-the same bits. Both record the format on the model, which then computes in this format.
+`read_frozen` reads matrices one at a time from files. `hold_frozen` converts a model in memory. The
+results are bitwise identical. Both record the format on the model, which then computes in this
+format.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class FrozenFormat:
-    """Format of frozen matrices: the precision of products, or fewer bits."""
+    """Format of frozen matrices: the precision of their matmuls, or fewer bits."""
 
-    dtype: torch.dtype = torch.float32  # precision of products
+    dtype: torch.dtype = torch.float32  # precision of matmuls
     quantised: FormName | None = None
 
     def __str__(self) -> str:
@@ -43,6 +44,7 @@ FORMATS: Final = {
     str(each): each
     for each in starmap(FrozenFormat, product(_NAMES, (None, "int8", "nf4")))
 }
+"""Formats by their names in adapter files."""
 
 
 def format_of(model: nn.Module) -> FrozenFormat:
@@ -52,18 +54,20 @@ def format_of(model: nn.Module) -> FrozenFormat:
 
 
 def computing(model: nn.Module) -> AbstractContextManager[Any]:
-    """Context for a model's forward: autocast if its adapter was trained with it."""
-    dtype = format_of(model).dtype  # matrices in 16 bits work only under autocast
+    """Context for a model's forward: autocast to the precision of its frozen matrices."""
+    dtype = format_of(model).dtype
     if dtype == torch.float32:
         return nullcontext()
+    # Matrices in 16 bits work only under autocast.
     return torch.autocast(unwrapped(model).device.type, dtype=dtype)
 
 
 def frozen_matrices(model: nn.Module) -> dict[str, nn.Module]:
     """Return the linear layers, by path, that may store frozen weights in fewer bits.
 
-    Autocast would cast their float32 weights to the same bits for each product. It does not cast
-    embeddings, norms, the output head, and the layers of DoRA, which need the norms of rows.
+    Autocast would cast their float32 weights to identical values for each matmul. Embeddings and
+    norms are not cast. The output head and DoRA's layers, which need the norms of rows, stay
+    float32.
     """
     return {
         name: module
@@ -76,11 +80,11 @@ def frozen_matrices(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def base_sha256(model: PreTrainedModel) -> str:
-    """Hash the names, formats and bytes of a float32 model without its adapters, at 1 GB/s."""
+    """Hash a float32 model's tensors and their names, without its adapters, at 1 GB/s."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         if not is_added(name):
-            _update(digest, plain_name(name), parameter)
+            _add_to_digest(digest, plain_name(name), parameter)
     return digest.hexdigest()
 
 
@@ -90,14 +94,21 @@ def plain_name(name: str) -> str:
 
 
 def hold_frozen(model: nn.Module, dtype: torch.dtype, form: Form | None = None) -> None:
-    """Convert the frozen matrices of an adapted model to the precision of products, or quantise."""
+    """Convert an adapted model's frozen matrices in place, and record their format.
+
+    Models without an adapter do not change.
+
+    Args:
+        model: The model in float32.
+        dtype: Precision of matmuls.
+        form: Form of quantised matrices; None for matrices in `dtype`.
+    """
     if not is_adapted(model) or (dtype == torch.float32 and form is None):
         return
     vars(model)["frozen_format"] = FrozenFormat(dtype, getattr(form, "name", None))
     for path, layer in frozen_matrices(model).items():
-        _set_weight(
-            model, path, layer, cast("Tensor", layer.weight).detach(), dtype, form
-        )
+        weight = cast("Tensor", layer.weight).detach()
+        _set_weight(model, path, layer, weight, dtype, form)
 
 
 def read_frozen(
@@ -108,30 +119,32 @@ def read_frozen(
     form: Form | None,
     device: torch.device,
 ) -> str:
-    """Read the frozen matrices of an adapted model directly to a device. Move the rest there.
+    """Read an adapted model's frozen matrices to a device, and move its other tensors there.
 
     Args:
         model: A model without memory for its matrices.
         read: Returns a matrix of the base in float32, by its parameter's name.
-        dtype: Precision of products.
-        form: Form of quantised matrices, if they are.
+        dtype: Precision of matmuls.
+        form: Form of quantised matrices; None for matrices in `dtype`.
         device: The device.
 
     Returns:
         The hash of the base, as in `base_sha256`.
     """
     vars(model)["frozen_format"] = FrozenFormat(dtype, getattr(form, "name", None))
-    digest, layers = hashlib.sha256(), frozen_matrices(model)
+    digest = hashlib.sha256()
+    layers = frozen_matrices(model)
+    # The hash depends on the order. A bias comes before its weight, so it is hashed before
+    # `_set_weight` casts it.
     for name, parameter in sorted(model.named_parameters()):
         if is_added(name):
             continue
         path, _, last = name.rpartition(".")
         if path not in layers or last != "weight":
-            # A bias comes before its weight.
-            _update(digest, plain_name(name), parameter)
+            _add_to_digest(digest, plain_name(name), parameter)
             continue
         matrix = read(plain_name(name))
-        _update(digest, plain_name(name), matrix)
+        _add_to_digest(digest, plain_name(name), matrix)
         _set_weight(model, path, layers[path], matrix.to(device), dtype, form)
     model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
     return digest.hexdigest()
@@ -145,8 +158,11 @@ def _set_weight(
     dtype: torch.dtype,
     form: Form | None,
 ) -> None:
-    # float16 and 8 bits are too coarse for T5's `wo`. Dettmers et al. 2022 and transformers leave
-    # it out. bfloat16, which autocast uses, is sufficient.
+    """Set a layer's frozen weight in `dtype`, or replace the layer by a quantised one.
+
+    float16 and 8 bits are too coarse for T5's `wo`, so it stays float32 (Dettmers et al. 2022, and
+    transformers). bfloat16, which autocast uses, is sufficient.
+    """
     float32_names = getattr(model, "_keep_in_fp32_modules", None) or ()
     is_delicate = bool(set(path.split(".")) & set(float32_names))
     if is_delicate and dtype == torch.float16:
@@ -162,10 +178,10 @@ def _set_weight(
 
 
 def is_added(name: str) -> bool:
-    """True if a parameter's name is the name of an adapter's parameter."""
+    """True for the name of an adapter's parameter."""
     return ".lora_" in name or ".trainable_tokens_" in name
 
 
-def _update(digest: Any, name: str, tensor: Tensor) -> None:
+def _add_to_digest(digest: Any, name: str, tensor: Tensor) -> None:
     digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
     digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)

@@ -2,8 +2,8 @@
 
 A linear layer W of the model becomes W + s B A with A [r, in] and B [out, r], and only A and B are
 trained (Hu et al. 2021, arXiv 2106.09685, eq. 3). s is alpha / r, and for rsLoRA alpha / sqrt(r)
-(Kalajdzievski 2023, arXiv 2312.03732). DoRA also trains the length of each row of the sum (Liu et
-al. 2024, arXiv 2402.09353, eq. 5). B starts at zero, so that training starts from the model itself.
+(Kalajdzievski 2023, arXiv 2312.03732). DoRA also trains the norm of each row of the sum (Liu et
+al. 2024, arXiv 2402.09353, eq. 5). B starts at zero, so training starts from the model itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toque.models.families import embedding, family_of
 from toque.models.lora.quantised import silence_bitsandbytes
 
 ADAPTER: Final = "default"  # peft's name for the trained adapter
-# Minimum of parameters for a lower rank; FLAN-T5-XL has 2.85e9.
+# Number of parameters from which rank 8 is the default. FLAN-T5-XL has 2.85e9.
 LARGE: Final = 2_500_000_000
 
 _ATTENTION: Final = {  # modules for `target_modules: auto` (Hu et al. 2021, section 7.1)
@@ -34,10 +34,14 @@ _ATTENTION: Final = {  # modules for `target_modules: auto` (Hu et al. 2021, sec
 }
 _OTHER_ATTENTION: Final = (
     ("q_proj", "v_proj"),
-    *((name,) for name in ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack")),
+    ("qkv_proj",),
+    ("query_key_value",),
+    ("c_attn",),
+    ("Wqkv",),
+    ("W_pack",),
 )
-"""Modules for other families: the first entry with modules that the model has."""
-_LAST = re.compile(r"[^.]+(?:\.\d+)?$")
+"""Modules for other families. The first entry that matches the model is used."""
+_LAST_NAME = re.compile(r"[^.]+(?:\.\d+)?$")
 
 
 def attach(
@@ -61,15 +65,17 @@ def attach(
     Raises:
         ConfigError: `target_modules` contains an unknown name.
     """
-    peft, family = _peft(), family_of(model.config)
-    is_large = sum(p.numel() for p in model.parameters()) >= LARGE
-    auto_rank = 8 if is_large else 16
-    rank = auto_rank if adapter.r == "auto" else adapter.r
+    peft = import_peft()
+    family = family_of(model.config)
+    rank = adapter.r
+    if rank == "auto":
+        is_large = sum(p.numel() for p in model.parameters()) >= LARGE
+        rank = 8 if is_large else 16
     config = peft.LoraConfig(
         r=rank,
         lora_alpha=2 * rank if adapter.alpha == "auto" else adapter.alpha,
         lora_dropout=adapter.dropout,
-        target_modules=_targets(model, adapter.target_modules),
+        target_modules=_resolve_targets(model, adapter.target_modules),
         use_dora=adapter.kind == "dora",
         use_rslora=adapter.kind == "rslora",
         # GPT-2's Conv1D stores its matrix transposed.
@@ -91,40 +97,49 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def refuse_unreached(model: nn.Module) -> None:
-    """Raise a ConfigError if parameters of the adapter have no gradient. Call it after backward.
+    """Raise a ConfigError if parameters of the adapter have no gradient.
 
-    B starts at zero, so the gradient of A is zero at first and only needs to exist. The gradient of
-    B must have a value other than zero.
+    Call it after the first backward pass. B starts at zero, so the gradient of A is zero and only
+    needs to exist. The gradient of B must have a value other than zero.
     """
-    names = [
-        name
-        for name, p in model.named_parameters()
-        if p.requires_grad
-        and (p.grad is None or (".lora_B." in name and not bool(p.grad.any())))
-    ]
-    if names:
-        shown = ", ".join(names[:4]) + (
-            f" and {len(names) - 4} more" if len(names) > 4 else ""
-        )
-        raise ConfigError(
-            f"{len(names)} parts of the adapter receive no gradient: {shown}. They would not be "
-            "trained. Remove their layers from adapter.target_modules."
-        )
+    names = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        gradient = parameter.grad
+        if gradient is None or (".lora_B." in name and not bool(gradient.any())):
+            names.append(name)
+    if not names:
+        return
+    shown = ", ".join(names[:4])
+    if len(names) > 4:
+        shown += f" and {len(names) - 4} more"
+    raise ConfigError(
+        f"{len(names)} parts of the adapter receive no gradient: {shown}. They would not be "
+        "trained. Remove their layers from adapter.target_modules."
+    )
 
 
-def _targets(
+def _resolve_targets(
     model: PreTrainedModel, setting: Sequence[str] | Literal["auto", "all"]
 ) -> list[str]:
+    """Return the names of the linear layers that a setting selects.
+
+    Raises:
+        ConfigError: The model has no linear layer with one of the names.
+    """
     paths = (
-        n for n, module in model.named_modules() if is_linear(module) and n != "lm_head"
+        path
+        for path, module in model.named_modules()
+        if is_linear(module) and path != "lm_head"
     )
     # Inside a `Sequential`, a layer's last name is a number, which would also select blocks.
-    existing = sorted({_LAST.search(path)[0] for path in paths})  # type: ignore[index]
+    existing = sorted({_LAST_NAME.search(path)[0] for path in paths})  # type: ignore[index]
     if setting == "all":
         return existing
     names: Sequence[str] = setting
     if setting == "auto":
-        suitable = (names for names in _OTHER_ATTENTION if {*names} <= {*existing})
+        suitable = (names for names in _OTHER_ATTENTION if set(names) <= set(existing))
         names = _ATTENTION.get(family_of(model.config).name) or next(suitable, existing)
     unknown = [name for name in names if name not in existing]
     if unknown:
@@ -139,32 +154,36 @@ def _targets(
 def _token_tables(
     model: PreTrainedModel, tokens: Sequence[int]
 ) -> dict[str, list[int]] | None:
-    """Map the last parts of the tables' names to the trained rows; None without any."""
+    """Map the names of the embedding and an untied head to their trained rows.
+
+    None if no rows are trained.
+    """
     inputs = model.get_input_embeddings()
-    tied = model.get_submodule("lm_head").weight is embedding(model)
+    is_tied = model.get_submodule("lm_head").weight is embedding(model)
     # In a T5 with an untied head, encoder and decoder each have the table. peft would train two
     # sets of rows, which cannot be merged.
-    if not tokens or (family_of(model.config).name == "t5" and not tied):
+    if not tokens or (family_of(model.config).name == "t5" and not is_tied):
         return None
-    name = next(n for n, module in model.named_modules() if module is inputs)
-    tables = {name.rsplit(".", 1)[-1]: list(tokens)}
-    if not tied:  # a tied head shares the rows
+    path = next(path for path, module in model.named_modules() if module is inputs)
+    tables = {path.rsplit(".", 1)[-1]: list(tokens)}
+    if not is_tied:  # a tied head shares the rows
         tables["lm_head"] = list(tokens)
     return tables
 
 
 def is_of_dora(model: nn.Module, name: str) -> bool:
-    """True if the layer with this name is inside a layer of DoRA."""
-    parent = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
+    """True if a DoRA layer wraps the layer with this name."""
+    parent = model.get_submodule(name.rpartition(".")[0])  # "" is the model itself
     return bool(getattr(parent, "lora_magnitude_vector", None))
 
 
 def is_linear(module: nn.Module) -> bool:
-    """True if a module is a product with a matrix, such as GPT-2's `Conv1D`."""
+    """True for linear layers, including GPT-2's `Conv1D`."""
     return isinstance(module, nn.Linear | Conv1D)
 
 
-def _peft() -> Any:
+def import_peft() -> Any:
+    """Import peft. Raise a ConfigError if it is not installed."""
     silence_bitsandbytes()
     try:
         import peft

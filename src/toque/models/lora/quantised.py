@@ -1,9 +1,10 @@
-"""Quantised linear layers: a frozen matrix in 8 or 4 bits that every product dequantises.
+"""Quantised linear layers: a frozen matrix in 8 or 4 bits that every matmul dequantises.
 
-QLoRA (Dettmers et al. 2023, arXiv 2305.14314): gradients pass through the base to the adapters
-below. The base has no gradient.
+QLoRA (Dettmers et al. 2023, arXiv 2305.14314): gradients pass through the frozen base to adapters
+in lower layers.
 
-* int8: each row divided by its largest value, with 127 steps per sign and one float32 per row.
+* int8: each row divided by its largest absolute value, with 127 steps per sign and one float32 per
+  row.
 * nf4: 16 levels at the quantiles of a normal distribution, and one scale per block of 64 weights.
   Scales have 8 bits, and 256 scales share a float32: 4.127 bits per weight (section 3).
 """
@@ -11,6 +12,7 @@ below. The base has no gradient.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
@@ -35,15 +37,15 @@ class Int8:
     def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
         """Compute codes int8 [O, I] and scales float32 [O, 1]."""
         scales = matrix.float().abs().amax(1, keepdim=True) / _INT8_STEPS
-        codes = (
-            matrix.float() / scales.clamp(min=torch.finfo(torch.float32).tiny)
-        ).round()
+        # A row may be zero.
+        divisors = scales.clamp(min=torch.finfo(torch.float32).tiny)
+        codes = (matrix.float() / divisors).round()
         return {"codes": codes.to(torch.int8), "scales": scales}
 
     def matrix(
         self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype
     ) -> Tensor:
-        """Dequantise to [O, I]: in float32, rounded once, without a float32 copy."""
+        """Dequantise to [O, I]. The kernel computes in float32 and rounds to `dtype` once."""
         output = torch.empty(shape, dtype=dtype, device=parts["codes"].device)
         return torch.mul(parts["codes"], parts["scales"], out=output)
 
@@ -56,14 +58,14 @@ class Nf4:
     def __init__(self) -> None:
         silence_bitsandbytes()
         alternatives = (
-            ", or use int8, which needs no package, or null for a base of 16 bits"
+            ", or use int8, which needs no package, or null for a base in 16 bits"
         )
         with needing("quant", "adapter.quantize_base=nf4", otherwise=alternatives):
             from bitsandbytes import functional
         self._functional: Any = functional
 
     def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
-        """Compute codes uint8 [O I / 2], scales uint8 [O I / 64], and the scales' own scales."""
+        """Compute codes uint8 [O * I / 2], scales uint8 [O * I / 64], and the scales' scales."""
         codes, state = self._functional.quantize_4bit(
             matrix.contiguous(),
             blocksize=BLOCK,
@@ -101,7 +103,7 @@ class Nf4:
 
 
 class Outlined:
-    """Sizes of a form's tensors, for a plan. nf4 has the sizes of QLoRA, section 3."""
+    """Sizes of a form's tensors, to plan memory. nf4 has the sizes of QLoRA, section 3."""
 
     def __init__(self, name: FormName) -> None:
         self.name = name
@@ -112,11 +114,12 @@ class Outlined:
         if self.name == "int8":
             codes = torch.empty(n, dtype=torch.uint8)
             return {"codes": codes, "scales": torch.empty(rows, 1)}
-        blocks = -(-n // BLOCK)
+        n_bytes = math.ceil(n / 2)
+        n_blocks = math.ceil(n / BLOCK)
         return {
-            "codes": torch.empty(-(-n // 2), dtype=torch.uint8),
-            "scales": torch.empty(blocks, dtype=torch.uint8),
-            "nested": torch.empty(-(-blocks // NESTED)),
+            "codes": torch.empty(n_bytes, dtype=torch.uint8),
+            "scales": torch.empty(n_blocks, dtype=torch.uint8),
+            "nested": torch.empty(math.ceil(n_blocks / NESTED)),
             "code_book": torch.empty(256),
             "mean": torch.empty(()),
         }
@@ -124,12 +127,12 @@ class Outlined:
     def matrix(
         self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype
     ) -> Tensor:
-        """Allocate the dequantised matrix. During that, nf4's scales are float32."""
+        """Allocate the dequantised matrix, and nf4's float32 scales while it is computed."""
         scales = parts["scales"].float()
         return torch.empty(shape, dtype=dtype, device=scales.device)
 
 
-Form = Int8 | Nf4 | Outlined  # a format of a matrix in fewer bits
+Form = Int8 | Nf4 | Outlined  # method that stores a matrix in fewer bits
 
 
 def form_named(name: FormName) -> Form:
@@ -138,12 +141,13 @@ def form_named(name: FormName) -> Form:
 
 
 class QuantisedLinear(nn.Module):
-    """Frozen and quantised linear layer or Conv1D. Its only parameter is a bias."""
+    """Frozen and quantised replacement of a linear layer or Conv1D. It has a plain bias or none."""
 
     def __init__(self, matrix: Tensor, bias: nn.Parameter | None, form: Form) -> None:
         """Quantise a matrix [O, I]. The bias [O] is frozen too."""
         super().__init__()
-        self.shape, self.form = matrix.shape, form
+        self.shape = matrix.shape
+        self.form = form
         self.bias = bias
         parts = form.quantise(matrix)
         self._names = tuple(parts)
@@ -156,25 +160,23 @@ class QuantisedLinear(nn.Module):
         return self.form.matrix(parts, self.shape, dtype)
 
     def stored_bytes(self) -> dict[str, int]:
-        """Count the bytes of the codes, and of all constants to dequantise them."""
+        """Count the bytes of the codes, and of the constants that dequantise them."""
         sizes = {name: self.get_buffer(name).nbytes for name in self._names}
         codes = sizes.pop("codes")
         return {"codes": codes, "constants": sum(sizes.values())}
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as nn.Linear calls it
-        """Compute [..., I] to [..., O] in autocast's precision, or the input's without autocast."""
-        kind = input.device.type
-        dtype = (
-            torch.get_autocast_dtype(kind)
-            if torch.is_autocast_enabled(kind)
-            else input.dtype
-        )
-        product: Tensor = _Product.apply(input.to(dtype), self)  # type: ignore[no-untyped-call]
-        return product if self.bias is None else product + self.bias.to(dtype)
+        """Compute [..., I] to [..., O] in autocast's precision, or in the input's precision."""
+        device_type = input.device.type
+        dtype = input.dtype
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+        output: Tensor = _QuantisedMatmul.apply(input.to(dtype), self)  # type: ignore[no-untyped-call]
+        return output if self.bias is None else output + self.bias.to(dtype)
 
 
-class _Product(torch.autograd.Function):
-    """x @ W.T with a matrix that is dequantised in forward and again in backward, and not saved."""
+class _QuantisedMatmul(torch.autograd.Function):
+    """x @ W.T with a matrix that is not saved. Forward and backward each dequantise it."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, layer: QuantisedLinear) -> Tensor:
@@ -184,8 +186,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
-        slope = grads[0]
-        return slope @ ctx.layer.matrix(slope.dtype), None
+        grad_output = grads[0]
+        return grad_output @ ctx.layer.matrix(grad_output.dtype), None
 
 
 def quantised_layers(model: nn.Module) -> Iterator[tuple[str, QuantisedLinear]]:

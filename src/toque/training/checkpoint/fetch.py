@@ -1,8 +1,9 @@
 """Download of a run from its bucket: the newest valid checkpoint and the run's other files.
 
-Each checkpoint is downloaded to a temporary folder, verified, and only then moved to its place. The
-checkpoint itself comes last. After a broken connection it is missing, so the next start downloads
-again. Other files in the folder or the bucket are never transferred: keys, memory dumps, scripts.
+Each checkpoint is downloaded to a temporary folder, verified, and only then moved to its final
+path. The newest checkpoint is moved last: if the connection breaks before, it is missing, so the
+next start downloads again. Files that do not belong to a run, such as keys, memory dumps and
+scripts, are never transferred.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MODEL_FILES: Final = tuple(f"model/{name}" for name in WRITTEN)
 
 
 def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
-    """Download the newest valid checkpoint, if it is newer than any checkpoint in `run`.
+    """Download the newest valid checkpoint, if it is newer than the valid checkpoints in `run`.
 
     Returns:
         The step of the checkpoint, or None if nothing was downloaded.
@@ -51,7 +52,7 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
         CheckpointError: No checkpoint is valid, or the bucket has another run.
         BucketError: The bucket cannot be read.
     """
-    names, steps, local = _compare(bucket, run)
+    names, steps, local = _list_steps(bucket, run)
     reasons: list[str] = []
     for step in steps:
         path = f"checkpoints/{step}"
@@ -59,13 +60,6 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
             return None
         try:
             with _fetched(bucket, path, run) as manifest:
-                missing = [
-                    e.file for e in manifest.files if f"{path}/{e.file}" not in names
-                ]
-                if missing:
-                    raise CheckpointError(
-                        f"its manifest lists {missing[0]}, which is missing."
-                    )
                 _fetch_rest(bucket, names, run, say)
         except (OtherFormatError, BucketError):
             raise
@@ -87,7 +81,7 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
 def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
     """Download one checkpoint, if the bucket has it and `run` has no valid copy."""
     path = f"checkpoints/{step_name(step)}"
-    names, steps, local = _compare(bucket, run)
+    names, steps, local = _list_steps(bucket, run)
     if step_name(step) not in steps or _valid_manifest(run / path) is not None:
         return
     with _fetched(bucket, path, run):
@@ -111,10 +105,9 @@ def fetch_model(bucket: Bucket, at: str, run: Path) -> None:
     manifest_name = f"{at}/{MANIFEST}"
     manifest = bucket.read(manifest_name) if manifest_name in names else None
     if manifest is None or CONFIG not in names:
-        steps = [
-            f"{kind}/{step}"
-            for kind in ("best", "checkpoints")
-            for step in complete_steps(names, kind)
+        steps = [f"best/{step}" for step in complete_steps(names, "best")]
+        steps += [
+            f"checkpoints/{step}" for step in complete_steps(names, "checkpoints")
         ]
         raise RunBucketError(
             f"{bucket.address} has no complete {at} or no {CONFIG}. It has "
@@ -129,8 +122,10 @@ def fetch_model(bucket: Bucket, at: str, run: Path) -> None:
             bucket.get_file(name, temporary, max_bytes=shutil.disk_usage(run).free)
 
 
-def _compare(bucket: Bucket, run: Path) -> tuple[list[str], list[str], Manifest | None]:
-    """List the bucket, and check that its run and the local run used the same data.
+def _list_steps(
+    bucket: Bucket, run: Path
+) -> tuple[list[str], list[str], Manifest | None]:
+    """List the bucket, and refuse a local run with other training data.
 
     Returns:
         The names in the bucket, its checkpoints (newest first), and the manifest of the newest
@@ -143,29 +138,37 @@ def _compare(bucket: Bucket, run: Path) -> tuple[list[str], list[str], Manifest 
     if local is None:
         return names, steps, None
 
+    remote = _newest_manifest(bucket, steps)
+    if remote is not None and remote.data_fingerprint != local.data_fingerprint:
+        raise CheckpointError(
+            f"{bucket.address} has a run with other training data (fingerprint "
+            f"{remote.data_fingerprint[:12]}) than {run} ({local.data_fingerprint[:12]}). "
+            "Choose another checkpoint.upload, or another run_dir."
+        )
+    return names, steps, local
+
+
+def _newest_manifest(bucket: Bucket, steps: list[str]) -> Manifest | None:
+    """Read the newest readable manifest of `steps`, or return None if all were removed meanwhile.
+
+    Raises:
+        CheckpointError: There are manifests, but all are damaged.
+    """
     damage: CheckpointError | None = None
     for step in steps:
         path = f"checkpoints/{step}/{MANIFEST}"
         text = bucket.read(path)
         if text is None:
-            continue  # removed meanwhile
+            continue
         try:
-            remote = parse_manifest(text, f"{bucket.address}/{path}")
+            return parse_manifest(text, f"{bucket.address}/{path}")
         except OtherFormatError:
             raise
         except CheckpointError as error:
             damage = error
-            continue
-        if remote.data_fingerprint != local.data_fingerprint:
-            raise CheckpointError(
-                f"{bucket.address} has a run with other training data (fingerprint "
-                f"{remote.data_fingerprint[:12]}) than {run} ({local.data_fingerprint[:12]}). "
-                "Choose another checkpoint.upload, or another run_dir."
-            )
-        return names, steps, local
     if damage is not None:
         raise damage
-    return names, steps, local
+    return None
 
 
 def complete_steps(names: list[str], kind: str) -> list[str]:
@@ -188,7 +191,7 @@ def _valid_manifest(folder: Path) -> Manifest | None:
 
 @contextmanager
 def _fetched(bucket: Bucket, path: str, run: Path) -> Iterator[Manifest]:
-    """Download and verify a checkpoint, and move it to its place if the block succeeds."""
+    """Download and verify a checkpoint. Move it to its final path if the context succeeds."""
     target = run / path
     with atomic_folder(target) as writer:
         temp = writer.folder
@@ -241,14 +244,11 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
             f"not fetched from {bucket.address}, because they are not files of a run: "
             f"{sorted(other_files)!s:.200}"
         )
-    with (
-        ExitStack() as stack
-    ):  # replace the files only after all of them are downloaded
+    # The end of the stack replaces the files, after all of them are downloaded.
+    with ExitStack() as stack:
         for name in filter(is_run_file, names):
             temporary = stack.enter_context(atomic_path(run / name))
-            max_bytes = (
-                shutil.disk_usage(run).free
-                if is_growing(name)
-                else MAX_SMALL_FILE_BYTES
-            )
+            max_bytes = MAX_SMALL_FILE_BYTES
+            if is_growing(name):
+                max_bytes = shutil.disk_usage(run).free
             bucket.get_file(name, temporary, max_bytes=max_bytes)

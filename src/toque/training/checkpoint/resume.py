@@ -1,4 +1,4 @@
-"""Resume: state of a trainer in a checkpoint, and notes on changes since the save."""
+"""Resume: the trainer's state in a checkpoint, and notes on changes since the save."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from toque.training.distributed.data_parallel import local_part, shard_like
 from toque.training.optim.factory import load_optimizer_tensors, optimizer_tensors
 from toque.training.state_values import (
     count_in,
+    find_impossible_weights,
     flag_in,
-    impossible_weights,
     number_in,
     object_in,
-    refuse,
+    optional_number_in,
+    refuse_differences,
 )
 from toque.units import Cursor, Progress
 
@@ -45,15 +46,17 @@ _UNFIT: Final = (
     OverflowError,
     RuntimeError,
 )
-"""Errors that a part raises for a state in another format."""
+"""Errors of `load_state_dict` for a state in another format."""
 _REPLACE: Final = (
     "Replace it with a good copy, or move it away to continue from the previous "
     "checkpoint."
 )
+_EPOCH_ROUNDING: Final = 1e-6
+"""Largest rounding error of a position in epochs."""
 
 DROPOUT_MASKS: Final = "dropout masks"
-"""Key of a checkpoint's versions. The value is "keyed" if the dropout masks are. The key is missing
-if the model has no dropout or uses PyTorch's masks."""
+"""Key in a checkpoint's versions, with the value "keyed". It is missing if the model has no dropout
+or uses PyTorch's masks."""
 
 
 class Stateful(Protocol):
@@ -68,7 +71,10 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """State of a run that a restart cannot recompute, so without learning rate and data order."""
+    """State of a run that a restart cannot recompute.
+
+    Learning rate and data order are functions of this state.
+    """
 
     progress: Progress
     cursor: Cursor
@@ -80,11 +86,8 @@ class TrainerState:
     ) -> State:
         """Return the state as JSON. `base` is the hash of frozen weights outside the checkpoint."""
         states = {name: part.state_dict() for name, part in parts.items()}
-        return (
-            asdict(self)
-            | states
-            | {"base_sha256": base, **environment_fingerprint(ranks)}
-        )
+        environment = environment_fingerprint(ranks)
+        return {**asdict(self), **states, "base_sha256": base, **environment}
 
     @classmethod
     def load(
@@ -112,29 +115,30 @@ class TrainerState:
                 f"than the model in model.start_from ({base}). Restore that model to continue, or "
                 "start a new run folder."
             )
-        manifest = checkpoint.manifest
         try:
-            progress = Progress(**_checked(state, "progress", manifest.progress))
-            if (
-                progress.step != checkpoint.step
-                or progress.target_tokens > progress.tokens
-            ):
-                raise ValueError(
-                    f"step {checkpoint.step} cannot have the progress {progress}"
-                )
-            cursor = Cursor(**_checked(state, "cursor", manifest.cursor))
-            owes_evaluation = flag_in(state, "owes_evaluation")
-            trainer_state = cls(
-                progress, cursor, _best_in(state, progress), owes_evaluation
-            )
+            trainer_state = cls._parse(state, checkpoint)
             for name, part in parts.items():
                 part.load_state_dict(state[name])
-            return trainer_state, _notes_on(checkpoint, versions, state, ranks)
+            return trainer_state, _list_changes(checkpoint, versions, state, ranks)
         except _UNFIT as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(
                 f"{checkpoint.path} has valid hashes but an invalid state: {reason}. {_REPLACE}"
             ) from error
+
+    @classmethod
+    def _parse(cls, state: State, checkpoint: Checkpoint) -> TrainerState:
+        """Check the trainer's own state, which repeats parts of the manifest."""
+        manifest = checkpoint.manifest
+        progress = Progress(**_checked_part(state, "progress", manifest.progress))
+        has_other_step = progress.step != checkpoint.step
+        if has_other_step or progress.target_tokens > progress.tokens:
+            raise ValueError(
+                f"step {checkpoint.step} cannot have the progress {progress}"
+            )
+        cursor = Cursor(**_checked_part(state, "cursor", manifest.cursor))
+        best = _best_in(state, progress)
+        return cls(progress, cursor, best, flag_in(state, "owes_evaluation"))
 
     def refuse_other_data(self, batches: BatchStream, *, where: str) -> None:
         """Refuse a cursor that this data does not have, or that contradicts the progress.
@@ -146,11 +150,11 @@ class TrainerState:
         Raises:
             CheckpointError: The cursor is impossible.
         """
-        # An update advances the run by at most one epoch. Fractions are rounded.
-        reason = ""
+        # The next update advances the run by 0 to 1 epochs.
         low, high = 0.0, 1.0
+        reason = ""
         try:
-            planned = batches.planned(self.cursor)
+            planned = batches.plan_update(self.cursor)
             epoch = planned.epoch
             # A stage's length in epochs is only an estimate if the setting is in steps.
             if planned.cursor.stage != self.cursor.stage:
@@ -158,43 +162,42 @@ class TrainerState:
             if self.cursor.stage:
                 low = -math.inf
         except (IndexError, ValueError, OverflowError) as error:
-            epoch = math.nan
+            epoch = math.nan  # every comparison with it is false
             reason = f" ({error})"
-        if not low - 1e-6 <= epoch - self.progress.epoch <= high + 1e-6:
+        advance = epoch - self.progress.epoch
+        if not low - _EPOCH_ROUNDING <= advance <= high + _EPOCH_ROUNDING:
             raise CheckpointError(
                 f"{where} continues at {self.cursor}, a position that this data does not have "
                 f"after {self.progress.epoch:g} epochs{reason}. {_REPLACE}"
             )
 
 
-def _checked(
-    state: Mapping[str, Any], part: str, repeated: Mapping[str, Any]
+def _checked_part(
+    state: Mapping[str, Any], part: str, in_manifest: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return the progress or the cursor of a state, if it is valid and equal to the manifest's."""
     fields = object_in(state, part)
     for name in fields:
-        if (part, name) in {("progress", "epoch"), ("progress", "seconds")}:
+        if name in ("epoch", "seconds") and part == "progress":
             number_in(fields, name, least=0.0)
         else:
             count_in(fields, name)
-    if fields != repeated:
-        raise ValueError(f"its {part} is {fields}, but the manifest has {repeated}")
+    if fields != in_manifest:
+        raise ValueError(f"its {part} is {fields}, but the manifest has {in_manifest}")
     return fields
 
 
 def _best_in(state: Mapping[str, Any], progress: Progress) -> Best | None:
+    """Return the best evaluation in a state. It cannot be later than the progress."""
     if state["best"] is None:
         return None
     best = object_in(state, "best")
     metric = best["metric"]
     if not isinstance(metric, str):
         raise TypeError(f"metric is {metric!r:.60}, not a name")
-    value = None if best["value"] is None else number_in(best, "value")
+    step = count_in(best, "step", maximum=progress.step)
     return Best(
-        count_in(best, "step", maximum=progress.step),
-        number_in(best, "loss"),
-        metric,
-        value,
+        step, number_in(best, "loss"), metric, optional_number_in(best, "value")
     )
 
 
@@ -204,12 +207,13 @@ def broadcast_checkpoint(
     """Find a checkpoint on rank 0, and read the same checkpoint on all ranks.
 
     Raises:
-        CheckpointError: A rank cannot read it, or reads another.
+        CheckpointError: A rank cannot read the checkpoint, or reads another one.
     """
     checkpoint = find() if ranks.is_main else None
-    message = ranks.broadcast(
-        None if checkpoint is None else (checkpoint.path, checkpoint.manifest)
-    )
+    message = None
+    if checkpoint is not None:
+        message = checkpoint.path, checkpoint.manifest
+    message = ranks.broadcast(message)
     if ranks.is_main or message is None:
         return checkpoint
     path, manifest = message
@@ -225,10 +229,10 @@ def broadcast_checkpoint(
 
 
 def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
-    """Check before the first update that all ranks see the same run folder.
+    """Check that all ranks see the same run folder, with a file that rank 0 writes and removes.
 
     Raises:
-        CheckpointError: A rank does not see the folder of rank 0, or rank 0 cannot write it.
+        CheckpointError: A rank does not see the folder of rank 0, or rank 0 cannot write to it.
     """
     folder = run / "checkpoints"
     name = f"probe-{os.urandom(8).hex()}"
@@ -258,7 +262,7 @@ def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Collect a model's trainable parameters, tied ones once, and its persistent buffers."""
+    """Collect a model's trainable parameters, without duplicates of tied ones, and its buffers."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     persistent = model.state_dict(keep_vars=True).keys()
     buffers = {name: b for name, b in model.named_buffers() if name in persistent}
@@ -280,10 +284,10 @@ def load_model_tensors(
         CheckpointError: Names, shapes, types or values do not fit. The message lists them.
     """
     current = model_tensors(model)
-    differences = [f"{name} is missing" for name in current.keys() - tensors.keys()]
-    differences += [
-        f"{name} is unknown to the model" for name in tensors.keys() - current.keys()
-    ]
+    missing = current.keys() - tensors.keys()
+    unknown = tensors.keys() - current.keys()
+    differences = [f"{name} is missing" for name in missing]
+    differences += [f"{name} is unknown to the model" for name in unknown]
     for name in current.keys() & tensors.keys():
         tensor, stored = current[name], tensors[name]
         if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
@@ -291,17 +295,18 @@ def load_model_tensors(
                 f"{name} is {_kind(stored)}, but the model has {_kind(tensor)}"
             )
         elif isinstance(tensor, nn.Parameter):
-            reason = impossible_weights(stored, local_part(tensor))
+            reason = find_impossible_weights(stored, local_part(tensor))
             if reason is not None:
                 differences.append(
                     f"{name} {reason}, which is not a result of training"
                 )
-    refuse(differences, where=where, what="the model")
+    refuse_differences(differences, where=where, what="the model")
     for name, tensor in current.items():
         tensor.copy_(shard_like(tensor, tensors[name]))
 
 
 def _kind(tensor: Tensor) -> str:
+    """Describe the type and the shape of a tensor, e.g. float32 61×16."""
     shape = "×".join(map(str, tensor.shape)) or "scalar"
     return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
 
@@ -328,7 +333,8 @@ def load_tensors(
     parameters = dict(model.named_parameters())
     stored = checkpoint.tensors("model", model_tensors(model).get)
     load_model_tensors(model, stored, where=where)
-    # Every rank has all of a state tensor without a parameter's shape: a step, a row's average.
+    # State tensors with the shape of a sharded parameter are read as slices. All ranks read the
+    # rest entirely: step counts and averages of rows.
     state = checkpoint.tensors(
         "optimizer", lambda key: parameters.get(key.rpartition("/")[0])
     )
@@ -336,8 +342,10 @@ def load_tensors(
 
 
 def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
-    """Describe what affects the last bits of a sum, in addition to versions."""
-    # Kernels depend on the processor's instructions and the GPU, and add in different orders.
+    """Return the facts that affect the last bits of a sum, in addition to software versions.
+
+    Kernels for other processors and GPUs sum in another order.
+    """
     return {
         "threads": torch.get_num_threads(),
         "ranks": ranks.world_size,
@@ -346,13 +354,13 @@ def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
     }
 
 
-def _notes_on(
+def _list_changes(
     checkpoint: Checkpoint,
     versions: Mapping[str, Any],
     state: Mapping[str, Any],
     ranks: Ranks,
 ) -> list[str]:
-    """List notes for the user on changes since the save."""
+    """List notes for the user on skipped checkpoints and on changes since the save."""
     notes = [f"skipped {name}: {reason}" for name, reason in checkpoint.skipped]
     saved = checkpoint.manifest.versions
     changed = [
@@ -360,10 +368,9 @@ def _notes_on(
         for name in sorted((saved.keys() | versions.keys()) - {DROPOUT_MASKS})
         if saved.get(name) != versions.get(name)
     ]
-    for name, now in environment_fingerprint(ranks).items():
-        then = state[name]
-        if then != now:
-            changed.append(f"{name}: {then!s:.60} -> {now}")
+    for name, current in environment_fingerprint(ranks).items():
+        if state[name] != current:
+            changed.append(f"{name}: {state[name]!s:.60} -> {current}")
     if saved.get(DROPOUT_MASKS) != versions.get(DROPOUT_MASKS):
         notes.append(
             f"dropout uses other masks after step {checkpoint.step} than before, because another "
@@ -371,6 +378,6 @@ def _notes_on(
         )
     if changed:
         notes.append(
-            f"the exact bits may differ from an uninterrupted run: {'; '.join(changed)}"
+            f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}"
         )
     return notes

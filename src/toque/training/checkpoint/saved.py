@@ -1,10 +1,10 @@
-"""Saved checkpoint: its manifest, its verification, and its tensors and state.
+"""Saved checkpoint: manifest, verification, tensors and state.
 
     step-00000200/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
     step-00000200/{shard-00000-of-00002.safetensors, ..., shards.json, state.json, manifest.json}
 
-The manifest is JSON with the size and SHA-256 of each file. It is written last, so a folder is a
-checkpoint only if its manifest verifies. Any number of ranks can read either layout.
+The manifest is JSON with the size and SHA-256 of each file. It is written last, so a folder without
+a valid manifest is not a checkpoint. Any number of ranks can read either layout.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from toque.training.checkpoint.tensor_files import (
 WHOLE: Final = 1
 """Format of a checkpoint with whole tensors."""
 SHARDED: Final = 2
-"""Format of a checkpoint with sharded tensors. A new format adds a number. `tests/golden` has a
-checkpoint of each format, which must always load to the same loss."""
+"""Format of a checkpoint with sharded tensors. A new format gets the next number. `tests/golden`
+has a checkpoint in each format, which must always load and give the same loss."""
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.json"
 MAX_SMALL_FILE_BYTES: Final = 1 << 24
-"""Largest manifest, or other small file of a run, that is read."""
+"""Maximum size of a manifest, or of another small file of a run."""
 STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
 
 
@@ -58,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     settings: dict[str, Any]
     metrics: dict[str, float] = {}
-    """Held-out metrics of a best model. Empty in an ordinary checkpoint."""
+    """Held-out metrics of a best model. Empty in other checkpoints."""
     self_sha256: str = ""
 
     def to_json(self) -> bytes:
@@ -91,12 +91,10 @@ def read_manifest(folder: Path) -> Manifest:
             )
         text = path.read_bytes()
     except FileNotFoundError:
-        why = (
-            "the save did not finish"
-            if folder.is_dir()
-            else "the folder was removed or moved"
-        )
-        raise CheckpointError(f"{folder} has no {MANIFEST}: {why}.") from None
+        reason = "the folder was removed or moved"
+        if folder.is_dir():
+            reason = "the save did not finish"
+        raise CheckpointError(f"{folder} has no {MANIFEST}: {reason}.") from None
     except OSError as error:
         raise _unreadable(path, error) from error
     return parse_manifest(text, str(path))
@@ -110,21 +108,7 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
         CheckpointError: It is damaged.
     """
     try:
-        version = decode_json(text, _Version)
-        if version.format > SHARDED:
-            raise OtherFormatError(
-                f"{path} has format {version.format}, but this Toque reads formats up to "
-                f"{SHARDED}. Install a newer Toque, or move this checkpoint away to continue from "
-                "an older one."
-            )
-        if version.format not in (WHOLE, SHARDED):
-            raise CheckpointError(f"{path} has the unknown format {version.format}.")
-        if version.settings is msgspec.UNSET:
-            raise OtherFormatError(
-                f"{path} was written by a development version before Toque 0.2.0. This version "
-                "cannot read it. Nothing was changed. Finish the run with the version that started "
-                "it, or export its model with that version and start a new run from it."
-            )
+        _refuse_other_format(decode_json(text, _Version), path)
         manifest = decode_json(text, Manifest)
     except msgspec.DecodeError as error:
         raise CheckpointError(
@@ -133,13 +117,9 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
 
     names = [entry.file for entry in manifest.files]
     for name in names:
-        # The manifest is untrusted: it must not make us read files outside its folder.
-        if (
-            not name
-            or name != Path(name).name
-            or name in {".", "..", MANIFEST}
-            or "\0" in name
-        ):
+        # The manifest is untrusted and must not refer to files outside its folder.
+        is_plain = name == Path(name).name and "\0" not in name
+        if not is_plain or name in {"", "..", MANIFEST}:
             raise CheckpointError(
                 f"{path} lists the file {name!r}. Only plain names in its folder are allowed."
             )
@@ -157,6 +137,23 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
     return manifest
 
 
+def _refuse_other_format(version: _Version, path: str) -> None:
+    if version.format > SHARDED:
+        raise OtherFormatError(
+            f"{path} has format {version.format}, but this Toque reads formats up to "
+            f"{SHARDED}. Install a newer Toque, or move this checkpoint away to continue from "
+            "an older one."
+        )
+    if version.format not in (WHOLE, SHARDED):
+        raise CheckpointError(f"{path} has the unknown format {version.format}.")
+    if version.settings is msgspec.UNSET:
+        raise OtherFormatError(
+            f"{path} was written by a development version before Toque 0.2.0. This version "
+            "cannot read it. Nothing was changed. Finish the run with the version that started "
+            "it, or export its model with that version and start a new run from it."
+        )
+
+
 def verify_files(folder: Path, manifest: Manifest, *, hashed: bool = True) -> None:
     """Compare the size and, if `hashed`, the SHA-256 of every listed file with the manifest.
 
@@ -165,13 +162,12 @@ def verify_files(folder: Path, manifest: Manifest, *, hashed: bool = True) -> No
     """
     n_threads = max(1, min(len(manifest.files), os.cpu_count() or 1))
     with ThreadPoolExecutor(n_threads) as threads:  # hashing releases Python's lock
-        for _ in threads.map(
-            partial(_verify_file, folder, hashed=hashed), manifest.files
-        ):
-            pass
+        verify = partial(_verify_file, folder, hashed=hashed)
+        list(threads.map(verify, manifest.files))  # raises the error of a thread
 
 
 def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool) -> None:
+    """Verify one file. Errors are as in `verify_files`."""
     path = folder / entry.file
     try:
         if path.is_symlink() or not path.is_file():
@@ -206,9 +202,10 @@ class Checkpoint:
         return self.manifest.step
 
     def tensors(self, stem: str, like: Like = lambda _name: None) -> dict[str, Tensor]:
-        """Read the tensors saved as `stem`: "model" or "optimizer".
+        """Read the tensors of the file or shards `stem`: "model" or "optimizer".
 
-        If `like` returns a DTensor of the same shape for a name, only this rank's slice is read.
+        `like` returns this run's tensor for a name, or None. If it is a DTensor of the same shape,
+        only this rank's slice is read.
         """
         layout = self.layout()
         if layout is None:
@@ -236,6 +233,7 @@ class Checkpoint:
             raise CheckpointError(f"{path} is not a JSON object: {error}.") from error
 
     def _listed(self, name: str) -> Path:
+        """Return the path of a file that the manifest lists."""
         names = [entry.file for entry in self.manifest.files]
         if name not in names:
             raise CheckpointError(
@@ -273,7 +271,7 @@ def verify_checkpoint(folder: Path) -> Checkpoint:
 
 
 def step_name(step: int) -> str:
-    """Name the folder of a checkpoint, e.g. step-00000200."""
+    """Return the folder name of a checkpoint, e.g. step-00000200."""
     return f"step-{step:08d}"
 
 
@@ -285,14 +283,13 @@ def step_of(name: str) -> int:
 def step_folders(folder: Path) -> list[Path]:
     """List `step-*` folders, newest first.
 
-    A folder that was set aside counts until its replacement exists.
+    A folder that a save has set aside counts until its replacement exists.
     """
     names = set[str]()
-    with suppress(
-        FileNotFoundError, NotADirectoryError
-    ):  # the run may be moved at this moment
+    # The run may be moved at this moment.
+    with suppress(FileNotFoundError, NotADirectoryError):
         names = {n for n in os.listdir(folder) if STEP_FOLDER.fullmatch(n)}  # noqa: PTH208
-    names -= {
-        name for name in names if name.removeprefix(ASIDE_PREFIX) in names - {name}
-    }
-    return [folder / name for name in sorted(names, key=step_of, reverse=True)]
+    replaced = {f"{ASIDE_PREFIX}{name}" for name in names}
+    return [
+        folder / name for name in sorted(names - replaced, key=step_of, reverse=True)
+    ]

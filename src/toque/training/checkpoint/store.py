@@ -1,7 +1,7 @@
 """Checkpoint store: atomic saves, verified loads and retention of a run's checkpoints.
 
-checkpoints/step-00000200/     whole state of the trainer
-best/step-00000150/            model with one of the best evaluations, which `keep_last` never drops
+checkpoints/step-00000200/     entire state of the trainer; the `keep_last` newest are retained
+best/step-00000150/            model only; the `keep_best` models with the best evaluations
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class SaveError(CheckpointError):
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of the software that bitwise identical results depend on."""
+    """Return the versions of the software that affects the last bits of a run."""
     return {"torch": str(torch.__version__), "python": platform.python_version()}
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Identity of a run, which its checkpoints record."""
+    """Identity of a run, as recorded in its checkpoints."""
 
     config_sha256: str = ""
     data_fingerprint: str = ""
@@ -82,7 +82,7 @@ class RunIdentity:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[AcquiredLock]:
-    """Lock `folder` for this process. The folder is created if missing.
+    """Lock `folder` for this process. Create the folder if it is missing.
 
     Raises:
         CheckpointError: Another process has locked it, or it cannot be written.
@@ -114,7 +114,7 @@ class CheckpointStore:
     keep_last: int = 2
     """Number of checkpoints to retain."""
     keep_best: int = 1
-    """Number of models with the best evaluations to retain, in a folder of their own."""
+    """Number of best models to retain, in a separate folder."""
     best_by: Goal = LOSS
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
@@ -126,7 +126,7 @@ class CheckpointStore:
 
     @property
     def current_folder(self) -> Path:
-        """Path of `folder` now. The run may have been moved since this process locked it."""
+        """Current path of `folder`. The run may have been moved since this process locked it."""
         return current_path(self.folder.parent) / self.folder.name
 
     def requests(self) -> Requests:
@@ -137,24 +137,21 @@ class CheckpointStore:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Messages for the user about an unusual lock of the run."""
+        """Notes for the user about an unusual lock of the run."""
         lock = acquired_lock(self.folder / LOCK)
         return (lock.note,) if lock is not None and lock.note is not None else ()
 
     @contextmanager
-    def swept(self) -> Iterator[list[str]]:
-        """Remove leftovers of killed saves and yield their names.
+    def sweeping(self) -> Iterator[list[str]]:
+        """Remove the leftovers of killed saves and yield their names.
 
         The caller must have locked the run.
 
         Raises:
             CheckpointError: The run was moved before the end of the context.
         """
-        yield (
-            sweep(self.folder)
-            + sweep(self.best_folder)
-            + sweep_files(self.folder.parent)
-        )
+        leftovers = sweep(self.folder) + sweep(self.best_folder)
+        yield leftovers + sweep_files(self.folder.parent)
         refuse_moved(self.folder)
 
     def save(
@@ -165,7 +162,7 @@ class CheckpointStore:
         *,
         metrics: Mapping[str, float] = NO_METRICS,
     ) -> Saved:
-        """Write a durable checkpoint, then remove the checkpoints that are no longer retained.
+        """Write a durable checkpoint, and then remove checkpoints that need not be retained.
 
         Args:
             step: Number of updates so far.
@@ -174,36 +171,36 @@ class CheckpointStore:
             metrics: Held-out metrics, if this is a best model.
 
         Raises:
-            SaveError: The file system refuses. Older checkpoints are intact.
+            SaveError: The files cannot be written. Older checkpoints are intact.
         """
         started = time.perf_counter()
         parent = self.best_folder if metrics else self.current_folder
-        with self.writing(parent, step, sum(map(bytes_of, tensors.values()))) as writer:
+        needed = sum(map(bytes_of, tensors.values()))
+        with self.writing(parent, step, needed) as writer:
             files = [
                 writer.write(f"{stem}.safetensors", partial(write_tensors, named))
                 for stem, named in tensors.items()
             ]
             size = self.seal(writer, step, files, state, metrics, version=WHOLE)
         self.prune(step, best=bool(metrics))
-        return Saved(
-            parent / step_name(step), step, size, time.perf_counter() - started
-        )
+        seconds = time.perf_counter() - started
+        return Saved(parent / step_name(step), step, size, seconds)
 
     def is_among_best(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Check whether a model with these metrics is one of the `keep_best` best."""
+        """Check whether a model with these metrics would be one of the `keep_best` best."""
         rank = self.best_by.rank(metrics)
         if self.keep_best < 1 or not math.isfinite(rank):
             return False
-        ranks = [
-            self.best_by.rank(m.metrics) for m in self._best_models() if m.step != step
-        ]
-        return len(ranks) < self.keep_best or rank < ranks[self.keep_best - 1]
+        others = [model for model in self._best_models() if model.step != step]
+        if len(others) < self.keep_best:
+            return True
+        return rank < self.best_by.rank(others[self.keep_best - 1].metrics)
 
     def newest_valid(self, *, before: int | None = None) -> Checkpoint | None:
         """Verify and return the newest valid checkpoint, or None if the run has no checkpoint.
 
         Args:
-            before: Step that the checkpoint must precede.
+            before: Only return a checkpoint of an earlier step.
 
         Raises:
             CheckpointError: There are checkpoints, but none is valid.
@@ -235,31 +232,32 @@ class CheckpointStore:
         return None
 
     def is_comparable(self, manifest: Manifest) -> bool:
-        """Check that a checkpoint's evaluation had the current settings that affect `best_by`."""
+        """Check whether the settings that affect `best_by` are the same as in a checkpoint."""
         saved = manifest.settings.get("evaluation")
         current = self.identity.settings.get("evaluation")
         if not isinstance(saved, dict) or not isinstance(current, dict):
-            return True  # a trainer without a configuration
-        return self.best_by.measured_by(saved) == self.best_by.measured_by(current)
+            return True  # the trainer was built without a configuration
+        relevant_settings = self.best_by.relevant_settings
+        return relevant_settings(saved) == relevant_settings(current)
 
     def _best_models(self) -> list[Manifest]:
-        """Manifests of the best models with comparable evaluations, the best first."""
+        """Return the manifests of best models with comparable evaluations, the best first."""
         manifests = []
         for path in step_folders(self.best_folder):
             try:
                 manifest = read_manifest(path)
             except CheckpointError:
                 continue
-            is_scored = (
-                path.name == step_name(manifest.step) and "loss" in manifest.metrics
-            )
-            if is_scored and self.is_comparable(manifest):
+            is_renamed = path.name != step_name(manifest.step)
+            if is_renamed or "loss" not in manifest.metrics:
+                continue
+            if self.is_comparable(manifest):
                 manifests.append(manifest)
         return sorted(manifests, key=lambda m: (self.best_by.rank(m.metrics), m.step))
 
     @contextmanager
     def writing(self, parent: Path, step: int, needed: int) -> Iterator[FolderWriter]:
-        """Yield a checkpoint's folder to fill. It appears in `parent` if the block succeeds.
+        """Yield a writer for a new checkpoint. It appears in `parent` if the context succeeds.
 
         Args:
             parent: Folder of the checkpoint.
@@ -267,12 +265,13 @@ class CheckpointStore:
             needed: Bytes of the tensors.
 
         Raises:
-            SaveError: The file system refuses, or the run was moved.
+            SaveError: The files cannot be written, or the run was moved.
             CheckpointError: Another process has taken over the run.
         """
         lock = acquired_lock(self.folder / LOCK)
         if lock is not None and not lock.is_mine():
-            raise CheckpointError(  # not a SaveError, which a run survives
+            # Not a SaveError, because the run must end.
+            raise CheckpointError(
                 f"Another process has taken over {self.folder}, because this process did not renew "
                 "its lock in time: it was paused, or the disk did not answer. Earlier checkpoints "
                 "are intact, and the other process continues the run."
@@ -280,7 +279,7 @@ class CheckpointStore:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(parent).free
-            if free < needed:  # do not fill the disk to the last byte
+            if free < needed:  # do not fill the disk first
                 raise OSError(
                     errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free"
                 )
@@ -289,7 +288,8 @@ class CheckpointStore:
         except CheckpointError as error:
             if self.current_folder == self.folder:
                 raise
-            # The run was moved meanwhile. The loop detects that next and saves in the new folder.
+            # The run was moved meanwhile. The training loop detects this after the update, and
+            # saves in the new folder.
             raise SaveError(str(error)) from error
         except OSError as error:
             raise SaveError(
@@ -308,7 +308,15 @@ class CheckpointStore:
         *,
         version: int,
     ) -> int:
-        """Write the state and, last, the manifest of all files.
+        """Write the state and then the manifest, which completes the checkpoint.
+
+        Args:
+            writer: The checkpoint's folder.
+            step: Number of updates so far.
+            files: The files with tensors.
+            state: Content of `state.json`.
+            metrics: Held-out metrics of a best model.
+            version: Format of the checkpoint.
 
         Returns:
             The bytes of the files, without the manifest.
@@ -328,17 +336,16 @@ class CheckpointStore:
         return sum(entry.bytes for entry in entries)
 
     def prune(self, step: int, *, best: bool) -> None:
-        """Remove checkpoints or best models that are no longer retained.
+        """Remove the checkpoints, or the best models, that need not be retained.
 
-        Call this once the checkpoint or best model of `step` is durable.
+        Call this after the checkpoint or best model of `step` is durable.
         """
         if best:
             worse = self._best_models()[self.keep_best :]
-            outdated = [
-                self.best_folder / step_name(manifest.step) for manifest in worse
-            ]
+            outdated = [self.best_folder / step_name(model.step) for model in worse]
         else:
-            # Later steps were damaged when the run continued. Neither count nor delete them.
+            # The run continued from before the later steps, because they were damaged. Do not
+            # count or delete them.
             folders = step_folders(self.current_folder)
             intact = [path for path in folders if step_of(path.name) <= step]
             outdated = intact[max(1, self.keep_last) :]

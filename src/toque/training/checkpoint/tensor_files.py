@@ -1,15 +1,17 @@
 """Tensors in safetensors files, whole or in shards.
 
-FSDP divides a parameter along one dimension over the ranks, as a DTensor. `shards.json` maps each
-slice to its file, and the manifest has the SHA-256 of all of them. The distributed checkpoints of
-torch store this mapping in a pickle, which can run code while it loads.
+FSDP divides a parameter along one dimension among the ranks, as a DTensor. `shards.json` maps each
+slice to its file, and the manifest has the SHA-256 of every file. Torch's distributed checkpoints
+store this mapping in a pickle, which can run code while it loads.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
@@ -42,20 +44,21 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 def shard_name(rank: int, world_size: int) -> str:
-    """Name the file of one rank, e.g. shard-00000-of-00004.safetensors."""
+    """Return the file name of a shard, e.g. shard-00000-of-00004.safetensors."""
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 class CutTensor(msgspec.Struct, frozen=True):
-    """Shape and type of a whole tensor, and the positions of its slices."""
+    """Shape and type of a tensor that is stored in slices, and the positions of the slices."""
 
     dtype: str
-    """Name of the type in torch, e.g. float32."""
+    """Torch's name of the type, e.g. float32."""
     shape: tuple[Count, ...]
+    """Shape of the whole tensor."""
     dim: Count
     """Dimension that is divided. 0 for a tensor in one slice."""
     slices: tuple[tuple[Count, Count, Count], ...]
-    """(number of the file, start, stop along `dim`). The slices adjoin and cover the tensor."""
+    """(file number, start, stop) along `dim`. The slices are adjacent and cover the tensor."""
 
     def refuse_invalid(self, n_files: int) -> None:
         """Refuse slices that overlap, leave a gap or are in unknown files.
@@ -78,7 +81,7 @@ class CutTensor(msgspec.Struct, frozen=True):
                     f"after {end:,} comes the slice from {start:,} to {stop:,}"
                 )
             end = stop
-        # A scalar is one slice [0, 1)
+        # A scalar is one slice, [0, 1).
         length = self.shape[self.dim] if self.shape else 1
         if end != length:
             raise ValueError(f"its slices end at {end:,} of {length:,}")
@@ -89,7 +92,7 @@ class ShardLayout(msgspec.Struct, frozen=True):
 
     files: tuple[str, ...]
     tensors: dict[str, CutTensor]
-    """Tensors by `<stem>/<name>`, their name in the files, e.g. `model/wte.weight`."""
+    """Tensors by their name in the files, `<stem>/<name>`, e.g. `model/wte.weight`."""
 
     def to_json(self) -> bytes:
         """Encode as one line of JSON."""
@@ -100,7 +103,7 @@ def parse_layout(text: bytes, path: str, listed: set[str]) -> ShardLayout:
     """Parse a layout that was read from `path`.
 
     Raises:
-        CheckpointError: The layout is invalid, or has files that the manifest has not `listed`.
+        CheckpointError: The layout is invalid, or has files that are not in the manifest's list.
     """
     try:
         layout = decode_json(text, ShardLayout)
@@ -119,38 +122,38 @@ def parse_layout(text: bytes, path: str, listed: set[str]) -> ShardLayout:
             tensor.refuse_invalid(len(layout.files))
         except ValueError as error:
             raise CheckpointError(
-                f"{path} is wrong about {name}: {error}. {_REPLACE}"
+                f"{path} has an invalid entry for {name}: {error}. {_REPLACE}"
             ) from error
     return layout
 
 
 def join_layouts(shards: Mapping[str, Mapping[str, CutTensor]]) -> ShardLayout:
-    """Join the layouts of all shards, which are given by file.
+    """Join the layouts of all shards.
 
-    Before, each tensor has only the slice of its shard, with file number 0.
+    Args:
+        shards: Tensors by file and name. Each has only the slice of its shard, with file number 0.
     """
-    joined: dict[str, CutTensor] = {}
+    slices: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    tensors: dict[str, CutTensor] = {}
     for number, shard in enumerate(shards.values()):
-        for name, part in shard.items():
-            [(_, start, stop)] = part.slices
-            earlier = joined[name].slices if name in joined else ()
-            slices = tuple(
-                sorted([*earlier, (number, start, stop)], key=lambda s: s[1])
-            )
-            joined[name] = msgspec.structs.replace(part, slices=slices)
-    return ShardLayout(tuple(shards), joined)
+        for name, tensor in shard.items():
+            [(_, start, stop)] = tensor.slices
+            slices[name].append((number, start, stop))
+            by_start = tuple(sorted(slices[name], key=itemgetter(1)))
+            tensors[name] = msgspec.structs.replace(tensor, slices=by_start)
+    return ShardLayout(tuple(shards), tensors)
 
 
 Region = tuple[slice, ...]
-"""Part of a tensor: a range per dimension."""
+"""Part of a tensor: a slice per dimension, with start and stop."""
 Like = Callable[[str], Tensor | None]
-"""Function that returns this run's tensor for the name of a stored tensor."""
+"""Function from the name of a stored tensor to this run's tensor with the same name, if any."""
 
 
 def _part_of(tensor: DTensor) -> tuple[int, int, int]:
     """Return (dim, start, stop) of this rank's part of a DTensor."""
     (placement,) = tensor.placements
-    # Subclasses of `Shard`, which FSDP uses for a tensor that was cut before, are not supported.
+    # FSDP uses a subclass of `Shard` for tensors that were already sharded. It is not supported.
     assert type(placement).__name__ == "Shard", "cut along one dimension of the tensor"
     dim = cast("Shard", placement).dim % tensor.ndim
     length = tensor.shape[dim]
@@ -160,51 +163,55 @@ def _part_of(tensor: DTensor) -> tuple[int, int, int]:
 
 
 def _ranges(shape: Sequence[int], dim: int, start: int, stop: int) -> Region:
-    """Return the region [start, stop) along `dim` of a tensor of `shape`."""
-    return tuple(
-        slice(start, stop) if d == dim else slice(0, n) for d, n in enumerate(shape)
-    )
+    """Return the region [start, stop) along `dim` of a tensor with `shape`."""
+    region = list(_all_of(shape))
+    if shape:
+        region[dim] = slice(start, stop)
+    return tuple(region)
 
 
 def _all_of(shape: Sequence[int]) -> Region:
+    """Return the region that covers a tensor with `shape`."""
     return tuple(slice(0, length) for length in shape)
 
 
 def shard_of(
     tensors: Mapping[str, Mapping[str, Tensor]], *, rank: int, world_size: int
 ) -> tuple[dict[str, Tensor], dict[str, CutTensor]]:
-    """Cut the slices that one rank writes.
+    """Select the slices that one rank writes.
 
-    Tensors that are not sharded are equal on all ranks. Every rank distributes them in the same
-    way, by their bytes.
+    Tensors that are not sharded are equal on all ranks, so only one rank writes each. Every rank
+    assigns them in the same way, to balance the bytes.
 
     Returns:
         The slices by `<stem>/<name>`, and their positions in the whole tensors.
     """
-    loads = [0] * world_size  # bytes of whole tensors per rank
+    loads = [0 for _ in range(world_size)]  # bytes of whole tensors per rank
     slices: dict[str, Tensor] = {}
     cut: dict[str, CutTensor] = {}
-    for stem, named in tensors.items():
-        for name, tensor in named.items():
-            shape = tuple(tensor.shape)
-            if is_sharded(tensor):
-                dim, start, stop = _part_of(tensor)
-                local = tensor.to_local()
-                if start == stop and tensor.numel():
-                    continue
-            else:
-                owner = loads.index(min(loads))
-                loads[owner] += tensor.numel() * tensor.element_size()
-                if owner != rank:
-                    continue
-                dim, start = 0, 0
-                stop = shape[0] if shape else 1
-                local = tensor
+    tensors_by_key = {
+        f"{stem}/{name}": tensor
+        for stem, named in tensors.items()
+        for name, tensor in named.items()
+    }
+    for key, tensor in tensors_by_key.items():
+        shape = tuple(tensor.shape)
+        if is_sharded(tensor):
+            dim, start, stop = _part_of(tensor)
+            if start == stop and tensor.numel():
+                continue  # there are more ranks than rows
+            slices[key] = tensor.to_local()
+        else:
+            owner = loads.index(min(loads))
+            loads[owner] += tensor.numel() * tensor.element_size()
+            if owner != rank:
+                continue
+            dim, start = 0, 0
+            stop = shape[0] if shape else 1
+            slices[key] = tensor
 
-            key = f"{stem}/{name}"
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            slices[key] = local
-            cut[key] = CutTensor(dtype, shape, dim, ((0, start, stop),))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        cut[key] = CutTensor(dtype, shape, dim, ((0, start, stop),))
     return slices, cut
 
 
@@ -212,16 +219,16 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a safetensors file.
 
     Raises:
-        OSError: The file system refuses.
+        OSError: The file cannot be written.
     """
     seen: set[int] = set()
     separate = {}  # the library requires contiguous tensors that share no memory
     for name, tensor in tensors.items():
         address = tensor.untyped_storage().data_ptr()
-        separate[name] = (
-            tensor.clone() if address in seen else tensor.detach()
-        ).contiguous()
+        is_shared = address in seen
         seen.add(address)
+        unshared = tensor.clone() if is_shared else tensor.detach()
+        separate[name] = unshared.contiguous()
     try:
         save_file(separate, path, metadata={"format": "pt"})
     except SafetensorError as error:  # has the system's reason, but no errno
@@ -239,9 +246,8 @@ def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
         tensors = {}
         for name in file.keys():  # noqa: SIM118  # the file is not a mapping
             shape = tuple(file.get_slice(name).get_shape())
-            tensors[name] = _read_like(
-                like(name), shape, partial(_read_region, file, name)
-            )
+            read = partial(_read_region, file, name)
+            tensors[name] = _read_like(like(name), shape, read)
         return tensors
 
 
@@ -254,21 +260,21 @@ def read_sharded(
         CheckpointError: The tensors are missing, damaged or differ from the layout.
     """
     prefix = f"{stem}/"
-    cut = {
-        key: tensor for key, tensor in layout.tensors.items() if key.startswith(prefix)
-    }
-    if not cut:
-        raise CheckpointError(f"{folder} has no tensors of the {stem}.")
+    tensors = {}
     with ExitStack() as stack:
-        opened = cache(
-            lambda n: stack.enter_context(opened_weights(folder / layout.files[n]))
-        )
-        tensors = {}
-        for key, tensor in cut.items():
-            name = key.removeprefix(prefix)
-            read = partial(_join_region, key, tensor, opened)
-            tensors[name] = _read_like(like(name), tensor.shape, read)
-        return tensors
+
+        @cache
+        def open_file(number: int) -> Any:
+            return stack.enter_context(opened_weights(folder / layout.files[number]))
+
+        for key, tensor in layout.tensors.items():
+            if key.startswith(prefix):
+                name = key.removeprefix(prefix)
+                read = partial(_join_region, key, tensor, open_file)
+                tensors[name] = _read_like(like(name), tensor.shape, read)
+    if not tensors:
+        raise CheckpointError(f"{folder} has no tensors of the {stem}.")
+    return tensors
 
 
 def _read_like(
@@ -276,12 +282,13 @@ def _read_like(
     shape: tuple[int, ...],
     read: Callable[[Region], Tensor],
 ) -> Tensor:
-    """Read a stored tensor, only this rank's slice if `model_tensor` is sharded and of `shape`."""
-    if (
-        model_tensor is None
-        or not is_sharded(model_tensor)
-        or tuple(model_tensor.shape) != shape
-    ):
+    """Read a stored tensor of `shape`, or only this rank's slice.
+
+    The slice is read if `model_tensor` is sharded and has the same shape.
+    """
+    if model_tensor is None or tuple(model_tensor.shape) != shape:
+        return read(_all_of(shape))
+    if not is_sharded(model_tensor):
         return read(_all_of(shape))
     from torch.distributed.tensor import DTensor  # loading it takes a second
 
@@ -296,10 +303,10 @@ def _read_like(
 
 
 def _join_region(
-    key: str, tensor: CutTensor, opened: Callable[[int], Any], region: Region
+    key: str, tensor: CutTensor, open_file: Callable[[int], Any], region: Region
 ) -> Tensor:
     """Read a region of a tensor from the slices that it overlaps."""
-    result = torch.empty([r.stop - r.start for r in region], dtype=DTYPES[tensor.dtype])
+    result = torch.empty(_shape_of(region), dtype=DTYPES[tensor.dtype])
     for number, start, stop in tensor.slices:
         stored = _ranges(tensor.shape, tensor.dim, start, stop)
         overlap = [
@@ -308,7 +315,7 @@ def _join_region(
         ]
         if any(r.start >= r.stop for r in overlap):
             continue
-        part = _read_region(opened(number), key, _shift(overlap, stored))
+        part = _read_region(open_file(number), key, _shift(overlap, stored))
         target = result[_shift(overlap, region)]
         if part.shape != target.shape or part.dtype != target.dtype:
             raise CheckpointError(
@@ -320,8 +327,12 @@ def _join_region(
     return result
 
 
+def _shape_of(region: Region) -> list[int]:
+    return [r.stop - r.start for r in region]
+
+
 def _shift(ranges: Sequence[slice], region: Region) -> Region:
-    """Shift ranges so that they count from the start of `region`."""
+    """Convert positions in the whole tensor to positions in `region`."""
     pairs = zip(ranges, region, strict=True)
     return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in pairs)
 
@@ -333,6 +344,7 @@ def _read_region(file: Any, name: str, region: Region) -> Tensor:
         tensor: Tensor = file.get_tensor(name)
         return tensor
     if any(r.start >= r.stop for r in region):
-        return torch.empty([r.stop - r.start for r in region], dtype=stored[:1].dtype)
+        # safetensors cannot read an empty region.
+        return torch.empty(_shape_of(region), dtype=stored[:1].dtype)
     part: Tensor = stored[region]
     return part.contiguous()

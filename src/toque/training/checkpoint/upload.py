@@ -1,9 +1,9 @@
 """Upload of checkpoints to a bucket, in the background during training.
 
 A waiting checkpoint is hard-linked into `outbox/`, because retention may delete the original. While
-the service is down, only the newest checkpoints and the best models wait, and the dropped ones are
+the service is down, the best models and only the newest checkpoints wait. Dropped checkpoints are
 counted. The manifest is uploaded last, after the verified content, so a killed upload leaves no
-checkpoint.
+incomplete checkpoint.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from toque.training.stopping import TAKEN_OVER
 from toque.units import Progress
 
 QUEUE: Final = 2
-"""Number of checkpoints that may wait. Best models do not count."""
+"""Maximum number of waiting checkpoints. Best models are not limited."""
 _KINDS: Final = ("best", "checkpoints")
-"""Folders to upload, in this order."""
+"""Folders of a run that are uploaded."""
 _RETRY_SECONDS: Final = 30.0
-"""Seconds until a failed upload is retried. A new checkpoint ends the wait."""
+"""Seconds until a failed upload is retried. A new checkpoint causes an immediate retry."""
 
 
 @dataclass
@@ -54,14 +54,17 @@ class UploadCounts:
         """Summarise the counts for the user."""
         newest = f", newest step {self.newest_step:,}" if self.newest_step else ""
         return (
-            f"{self.uploaded} uploaded{newest}, {self.failed} failed tries, {self.dropped} dropped "
-            "for newer checkpoints"
+            f"{self.uploaded} uploaded{newest}, {self.failed} failed attempts, {self.dropped} "
+            "dropped for newer checkpoints"
         )
 
 
 @final
 class Uploads:
-    """Uploads of one run. The start of the context continues the uploads of earlier sessions."""
+    """Queue and thread for the uploads of a run. Waiting uploads of earlier sessions come first.
+
+    `__exit__` waits until the queue is empty or an upload fails.
+    """
 
     def __init__(
         self, run: Path, bucket: Bucket, lock: BucketLock, *, keep_last: int
@@ -77,7 +80,7 @@ class Uploads:
         self._closing = False
         self._done: set[str] = set()
         self._reported: set[str] = set()
-        """Names of other files that a message has mentioned."""
+        """Names of files that are not uploaded, as reported in a message."""
         self._guard = threading.Lock()
         self._thread = threading.Thread(
             target=self._work, name="toque-upload", daemon=True
@@ -88,24 +91,27 @@ class Uploads:
         sweep(self._outbox)
 
         names = self._bucket.names()
-        folders = {
-            "/".join(n.split("/")[:2]) for n in names if n.split("/")[0] in _KINDS
-        }
-        for folder in sorted(folders):
-            if f"{folder}/{MANIFEST}" not in names:  # leftovers of a killed upload
-                self._remove(folder, names)
-
-        # Add the newest checkpoint and the best models, unless the bucket has them.
-        for kind in _KINDS:
-            steps = sorted((self._run / kind).glob("step-*"), reverse=True)
-            for path in steps if kind == "best" else steps[:1]:
-                if (
-                    f"{kind}/{path.name}/{MANIFEST}" not in names
-                    and (path / MANIFEST).exists()
-                ):
-                    self.add(path)
+        self._remove_incomplete(names)
+        self._add_missing(names)
         self._thread.start()
         return self
+
+    def _remove_incomplete(self, names: list[str]) -> None:
+        """Remove the leftovers of killed uploads from the bucket."""
+        parts_of_names = [name.split("/") for name in names]
+        folders = {"/".join(p[:2]) for p in parts_of_names if p[0] in _KINDS}
+        for folder in sorted(folders):
+            if f"{folder}/{MANIFEST}" not in names:
+                self._remove(folder, names)
+
+    def _add_missing(self, names: list[str]) -> None:
+        """Queue the best models and the newest checkpoint, unless the bucket has them."""
+        best = sorted((self._run / "best").glob("step-*"), reverse=True)
+        checkpoints = sorted((self._run / "checkpoints").glob("step-*"))
+        for path in [*best, *checkpoints[-1:]]:
+            is_uploaded = f"{path.parent.name}/{path.name}/{MANIFEST}" in names
+            if not is_uploaded and (path / MANIFEST).exists():
+                self.add(path)
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         """Upload the waiting checkpoints, unless the user has interrupted (Ctrl-C)."""
@@ -120,7 +126,7 @@ class Uploads:
         return self._lock.lost.is_set()
 
     def _is_lost_now(self) -> bool:
-        """Check the lock in the bucket. A computer that slept may have lost it unnoticed."""
+        """Read the lock in the bucket, which a process may lose while the computer sleeps."""
         self._lock.look()
         return self.is_lost()
 
@@ -135,7 +141,7 @@ class Uploads:
                     for path in sorted(checkpoint.iterdir()):
                         link_or_copy(path, writer.folder / path.name)
             except FileNotFoundError:
-                return  # retention removed the checkpoint meanwhile
+                return  # retention has already removed the checkpoint
             except OSError as error:
                 self._messages.put(
                     f"{checkpoint.name} cannot wait for its upload: {error.strerror or error}"
@@ -170,35 +176,42 @@ class Uploads:
         return [self._messages.get() for _ in range(self._messages.qsize())]
 
     def _waiting(self, kind: str) -> list[Path]:
+        """List the waiting checkpoints or best models, newest first."""
         return sorted(self._outbox.glob(f"{kind}-step-*"), reverse=True)
 
     def _work(self) -> None:
+        """Upload what is waiting until the context ends. This runs in the thread."""
         while not self.is_lost():
             # Upload best models first. If a bucket had a checkpoint but not an earlier best model,
             # a resumed run would have the same weights but finish with a different model.
             with self._guard:
-                path = next(
-                    iter(self._waiting("best") + self._waiting("checkpoints")), None
-                )
-            if path is None:
-                if self._closing:
-                    return
-                self._changed.wait()
-                self._changed.clear()
-                continue
-            try:
-                self._upload(path)
-            except (CheckpointError, OSError) as error:
-                if not path.exists():
-                    continue  # dropped during its upload
+                waiting = self._waiting("best") + self._waiting("checkpoints")
+            max_wait = None
+            if waiting:
+                if self._try_upload(waiting[0]):
+                    continue
+                max_wait = _RETRY_SECONDS
+            if self._closing:
+                return  # a failed upload waits in the outbox for the next session
+            self._changed.wait(max_wait)
+            self._changed.clear()
+
+    def _try_upload(self, path: Path) -> bool:
+        """Upload a waiting checkpoint. If that fails, report the error and return False."""
+        try:
+            self._upload(path)
+        except (CheckpointError, OSError) as error:
+            if path.exists():  # otherwise it was dropped during the upload
                 self.counts.failed += 1
                 self._messages.put(f"{path.name} is not uploaded yet. {error}")
-                if self._closing:
-                    return  # it waits in the outbox for the next session
-                self._changed.wait(_RETRY_SECONDS)
-                self._changed.clear()
+                return False
+        return True
 
     def _upload(self, path: Path) -> None:
+        """Verify and upload a waiting checkpoint, the manifest last, and remove it from the outbox.
+
+        Nothing more is uploaded after another process has taken over the run.
+        """
         refuse_moved(path)
         try:
             manifest = read_manifest(path)
@@ -238,11 +251,10 @@ class Uploads:
     def _upload_small_files(self) -> None:
         """Upload the configuration, metrics and samples, which a resume and reports need."""
         names = {path.name for path in self._run.iterdir() if not path.is_dir()}
-        for name in sorted(filter(is_run_file, names)):
+        run_files = set(filter(is_run_file, names))
+        for name in sorted(run_files):
             self._upload_file(name)
-        other_files = {
-            name for name in names if not (is_run_file(name) or name.startswith("."))
-        }
+        other_files = {n for n in names - run_files if not n.startswith(".")}
         if other_files - self._reported:
             self._messages.put(
                 f"not uploaded, because they are not files of a run: {sorted(other_files)!s:.200}"
@@ -250,7 +262,7 @@ class Uploads:
         self._reported |= other_files
 
     def _upload_file(self, name: str) -> None:
-        """Upload a file of the run if it exists."""
+        """Upload a file of the run if it exists. Links and special files are reported instead."""
         try:
             self._bucket.put_file(self._run / name, name, grows=is_growing(name))
         except FileNotFoundError:
@@ -261,25 +273,26 @@ class Uploads:
             self._messages.put(f"{self._run / name} is not uploaded: {error.strerror}")
 
     def _prune(self, kind: str) -> None:
-        """Remove checkpoints from the bucket that are no longer retained."""
+        """Remove the checkpoints or best models from the bucket that need not be retained."""
         names = self._bucket.names(kind)
         remote = complete_steps(names, kind)
         if kind == "best":
             local = {path.name for path in (self._run / "best").glob("step-*")}
-            # The bucket may list a newer one before the folder.
-            newest = max(local, default="")
-            retained = [
-                step for step in remote if step in local or step > newest
-            ] or remote
+            newest_local = max(local, default="")
+            outdated = [s for s in remote if s not in local and s <= newest_local]
+            if outdated == remote:  # keep at least one best model
+                outdated = []
         else:
-            # As in `CheckpointStore.prune`: later steps were damaged when the run continued.
+            # As in `CheckpointStore.prune`, later steps were damaged when the run continued. Do not
+            # count or remove them.
             newest = step_name(self.counts.newest_step or 0)
-            retained = remote[: sum(step > newest for step in remote) + self._keep_last]
-        for step in set(remote) - set(retained):
+            intact = [step for step in remote if step <= newest]
+            outdated = intact[self._keep_last :]
+        for step in outdated:
             self._remove(f"{kind}/{step}", names)
 
     def _remove(self, folder: str, names: list[str]) -> None:
-        """Remove a folder from the bucket, manifest first, so that its remains never look valid."""
+        """Remove a folder from the bucket. The manifest is first, so that no part looks valid."""
         inside = [name for name in names if name.startswith(f"{folder}/")]
         manifest = f"{folder}/{MANIFEST}"
         self._bucket.remove(sorted(inside, key=lambda name: name != manifest))
@@ -296,12 +309,12 @@ class UploadProgress(Callback):
         self._warn = warn
 
     def on_step(self, info: StepInfo) -> Requests | None:
-        """Stop if another process has taken over the run."""
+        """Show the waiting messages, and stop if another process has taken over the run."""
         for message in self._uploads.messages():
             self._warn(info.progress, message)
-        return (
-            Requests(stop=True, reason=TAKEN_OVER) if self._uploads.is_lost() else None
-        )
+        if self._uploads.is_lost():
+            return Requests(stop=True, reason=TAKEN_OVER)
+        return None
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Queue the new best models and the checkpoint."""

@@ -1,7 +1,7 @@
 """Checks of a launch by Hugging Face Accelerate: missing processes and unsupported settings.
 
-Its launcher sets environment variables (accelerate/utils/launch.py). On a CPU it starts a single
-process, whatever number is requested, unless MPI starts the processes.
+Accelerate's launcher sets environment variables (accelerate/utils/launch.py). On a CPU it starts a
+single process, whatever number is requested, unless MPI starts the processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from toque.errors import ConfigError, argument
 
 _MPI: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Variables with the number of processes in Open MPI, Intel MPI and MVAPICH."""
+"""Variables in which Open MPI, Intel MPI and MVAPICH store the number of processes."""
 _RENDEZVOUS: Final = ("MASTER_ADDR", "MASTER_PORT")
 """Variables that Accelerate sets on a CPU if several processes are requested."""
 _PRECISION: Final = "ACCELERATE_MIXED_PRECISION"
@@ -25,18 +25,18 @@ _SETTINGS: Final = {
     "ACCELERATE_USE_DEEPSPEED": "train.strategy=fsdp divides the weights, as ZeRO does",
     "ACCELERATE_USE_MEGATRON_LM": "train.strategy=fsdp divides the weights",
 }
-"""Equivalent settings in Toque by variable."""
+"""Advice about the equivalent setting in Toque, by variable."""
 _OFF: Final = ("", "no", "none", "false", "0")
-"""Values without an effect, in lower case."""
+"""Values that turn a setting off, in lower case."""
 _ONE_STEP: Final = ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-"""Variable and value that have no effect either."""
+"""Variable and value that mean no gradient accumulation."""
 
 
 def refuse_lone_process(strategy: str) -> None:
-    """Refuse to train in a single process if several were requested.
+    """Refuse to train in a process that does not know of the other requested processes.
 
     Raises:
-        ConfigError: MPI or Accelerate should have started several processes.
+        ConfigError: MPI or Accelerate was asked for several processes.
     """
     if strategy == "single" or "WORLD_SIZE" in os.environ:
         return

@@ -2,8 +2,8 @@
 
 After a failed collective, each rank records in a key-value store that it waits. A rank without such
 a record after a few seconds is missing. The store is separate from the process group. Under
-torchrun it belongs to torchrun, so it outlives any rank. gloo's `monitored_barrier` names a rank
-that hangs, but not a rank that was killed, and only rank 0 receives the name.
+torchrun it belongs to torchrun, so it outlives any rank. gloo's `monitored_barrier` is not enough:
+it names a rank that hangs, but not a rank that was killed, and only rank 0 receives the name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import Store  # type: ignore[attr-defined]  # public all the same
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from toque.errors import CheckpointError, RankLost, ToqueError, argument
@@ -34,16 +34,14 @@ from toque.training.distributed.launcher import is_launched
 from toque.units import Cursor, Progress
 
 _BACKEND_WORDS: Final = ("gloo", "nccl", "connection", "process group", "pair closure")
-"""Words that identify an error of the backend during the backward pass. "pair closure" is in the
-error of a gloo sum that waits when another sum times out."""
+"""Words that identify an error of the backend during the backward pass. gloo reports "pair closure"
+for an all-reduce that is waiting when another one times out."""
 _ANSWER_SECONDS: Final = 3.0
 """Seconds for the other ranks to record that they wait."""
 _LEAVE_SECONDS: Final = 60.0
-"""Longest wait of rank 0 for the other ranks at the end of a run, in seconds."""
+"""Maximum time for which rank 0 waits for the other ranks at the end of a run."""
 _RESTART_ADVICE: Final = (
-    ""
-    if is_launched()
-    else f" torchrun --max-restarts=3, or `toque train` with {argument('gpus')}, restarts it "
+    f" torchrun --max-restarts=3, or `toque train` with {argument('gpus')}, restarts it "
     "automatically."
 )
 
@@ -64,22 +62,21 @@ class RankFailures:
         )
 
     def leave(self) -> None:
-        """Record that this rank no longer needs the store. Rank 0 may own it, so it leaves last."""
-        # When this rank has its result of a collective, another may still wait for its own, or
-        # read the store.
+        """Record that this rank no longer needs the store. Rank 0 waits for the other ranks.
+
+        Rank 0 may own the store, and another rank may still wait for the last collective.
+        """
         deadline = time.monotonic() + _LEAVE_SECONDS
         with suppress(RuntimeError):  # the store is closed, so all ranks have finished
             n_left = self.store.add("left", 1)
-            while (
-                self.rank == 0
-                and n_left < self.world_size
-                and time.monotonic() < deadline
-            ):
+            if self.rank > 0:
+                return
+            while n_left < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.01)
                 n_left = self.store.add("left", 0)
 
     def report(self, error: BaseException) -> None:
-        """Record that `error` ends this rank. Only the first error of all ranks is printed."""
+        """Record that `error` ends this rank. Only the first error of all ranks will be printed."""
         code = error.exit_code if isinstance(error, ToqueError) else RankLost.exit_code
         end = f"{self.rank} {code}"
         try:
@@ -91,8 +88,11 @@ class RankFailures:
         else:  # torchrun reads this file to name the first failed rank in its summary
             get_error_handler().record_exception(error)
 
-    def lost(self, cause: RuntimeError) -> RankLost:
-        """Describe a failed collective, with the exit code of the rank that ended first."""
+    def diagnose(self, cause: RuntimeError) -> RankLost:
+        """Find the lost ranks after a failed collective, and return the error to raise.
+
+        The error has the exit code of the rank that ended first, if that rank recorded it.
+        """
         reason = next(iter(str(cause).strip().splitlines()), repr(cause))
         code = RankLost.exit_code
         try:
@@ -107,26 +107,30 @@ class RankFailures:
             problem = (
                 "The store of the ranks is gone, so rank 0 or its torchrun has ended"
             )
-        late = ""
-        if any(words in reason.lower() for words in ("timed out", "timeout")):
-            late = f" The others waited {self.timeout_seconds:g} s for it (TOQUE_RANK_TIMEOUT)."
+        timeout = ""
+        if "timed out" in reason.lower() or "timeout" in reason.lower():
+            timeout = f" The others waited {self.timeout_seconds:g} s for it (TOQUE_RANK_TIMEOUT)."
+        advice = "" if is_launched() else _RESTART_ADVICE
         error = RankLost(
-            f"{problem}.{late} All ranks stop. The last checkpoint is intact, and the same command "
-            f"continues from it.{_RESTART_ADVICE}"
+            f"{problem}.{timeout} All ranks stop. The last checkpoint is intact, and the same "
+            f"command continues from it.{advice}"
         )
         error.exit_code = code
         return error
 
     def _missing_ranks(self) -> str:
-        """List the ranks that have ended. If all are alive, list the ranks that do not answer."""
+        """List the ranks that have ended. If all are alive, list the ranks that do not answer.
+
+        Wait a few seconds for answers. Return "" if all ranks answer.
+        """
         deadline = time.monotonic() + _ANSWER_SECONDS
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         while True:
             silent = [
                 rank for rank in others if not self.store.check([f"waiting/{rank}"])
             ]
-            processes = [self._process(rank) for rank in silent]
-            # A silent rank may not have noticed yet, so name only ended ranks if there are any.
+            processes = [self._describe_process(rank) for rank in silent]
+            # A silent rank may not have noticed the failure yet, so name ended ranks if possible.
             ended = [f"{name} is gone" for name, is_alive in processes if not is_alive]
             if ended:
                 return "; ".join(ended) + ": killed, or out of memory"
@@ -134,8 +138,8 @@ class RankFailures:
                 return "; ".join(f"{name} does not answer" for name, _ in processes)
             time.sleep(0.05)
 
-    def _process(self, rank: int) -> tuple[str, bool]:
-        """Return the name of a rank, and False if its process on this machine has ended."""
+    def _describe_process(self, rank: int) -> tuple[str, bool]:
+        """Return a description of a rank, and False if its process on this machine has ended."""
         if not self.store.check([f"process/{rank}"]):
             return f"Rank {rank}", True
         pid, host = json.loads(self.store.get(f"process/{rank}"))
@@ -150,7 +154,7 @@ class RankFailures:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that share the run, seen from this process. The default is a single process.
+    """Ranks that share the run, with this process as `rank`. The default is a single process.
 
     Methods that exchange data raise RankLost if another rank has ended or does not answer.
     """
@@ -163,7 +167,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """True if this rank writes files and prints for all."""
+        """True if this rank writes the files and the output of the run."""
         return self.rank == 0
 
     @property
@@ -194,7 +198,7 @@ class Ranks:
         return values[0]
 
     def combine_requests(self, requests: Requests) -> Requests:
-        """Combine the requests of all ranks. The reason is from the lowest rank that has one."""
+        """Combine the requests of all ranks. The reason is from the first rank that has one."""
         requests_by_rank: list[Requests] = self.all_gather(requests)
         return reduce(or_, requests_by_rank)
 
@@ -214,18 +218,18 @@ class Ranks:
         return total
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Convert errors of the backend during forward and backward passes into RankLost."""
+    def diagnosing_failures(self) -> Iterator[None]:
+        """Convert errors of the backend in the forward and backward passes into RankLost."""
         try:
             yield
         except RuntimeError as error:
             text = str(error).lower()
             is_backend_error = isinstance(error, dist.DistError) or any(
-                word in text for word in _BACKEND_WORDS
+                words in text for words in _BACKEND_WORDS
             )
             if self.failures is None or not is_backend_error:
                 raise
-            raise self.failures.lost(error) from error
+            raise self.failures.diagnose(error) from error
 
     def assert_in_sync(
         self, when: str, sharing: DataParallel, progress: Progress, cursor: Cursor
@@ -233,13 +237,13 @@ class Ranks:
         """Check that all ranks have the same step, data position and weights.
 
         Args:
-            when: The point of the run, for the message: "before a save".
+            when: The point of the run, for the message, e.g. "before a save".
             sharing: The model.
-            progress: Progress of this rank.
-            cursor: Data position of this rank.
+            progress: The progress of this rank.
+            cursor: The data position of this rank.
 
         Raises:
-            CheckpointError: They differ.
+            CheckpointError: The ranks differ.
         """
         if not self.is_distributed:
             return
@@ -264,21 +268,19 @@ class Ranks:
             )
 
     def _exchange(self, collective: Callable[[], object]) -> None:
-        """Run a collective and restart the timeout for the next one."""
+        """Run a collective, and start a timer for the next one."""
         assert self.failures is not None
         try:
             collective()
-        except (
-            RuntimeError
-        ) as error:  # all errors of a backend, from a closed socket to a timeout
-            raise self.failures.lost(error) from error
-        # If this rank hangs before its next collective, a thread in C prints its stacks. It works
-        # even while Python's lock is taken.
+        except RuntimeError as error:  # from a closed connection to a timeout
+            raise self.failures.diagnose(error) from error
+        # If this rank hangs before its next collective, a thread in C prints the stacks of its
+        # threads. It does not need Python's lock.
         faulthandler.dump_traceback_later(self.failures.timeout_seconds, exit=False)
 
 
 def weights_sum(model: nn.Module) -> int:
-    """Sum the bits of the trainable weights on this rank, read as integers."""
+    """Sum the trainable weights on this rank, read as integers so that every bit counts."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [
         local_part(p).view(kinds[p.element_size()]).sum(dtype=torch.int64)

@@ -1,9 +1,10 @@
 """Data parallelism: how the ranks of a run compute an update together.
 
 A loss is a sum, divided by the target tokens of the entire update before any backward pass. So the
-sum of the ranks' gradients is the gradient of one process. PyTorch sums them during the backward
-pass: DistributedDataParallel if every rank has all weights (here), FSDP2 if each rank has a part
-(`sharding.py`). Both average by default and are configured to sum.
+sum of the ranks' gradients is the gradient that a single process would compute. PyTorch sums the
+gradients during the backward pass: with DistributedDataParallel if every rank has all weights (this
+module), or with FSDP2 if each rank has a part (`sharding.py`). Both average by default and are
+configured to sum.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
 BUCKET_MIB: Final = {"cpu": 4, "cuda": 25}
-"""Size of the buckets in which gradients are exchanged during the backward pass, in MiB. 25 is
-DDP's default. With gloo, smaller buckets start earlier (lab/performance.md)."""
+"""Size of DDP's gradient buckets in MiB. 25 is the default. With gloo, smaller buckets are faster,
+because their exchange starts earlier (lab/performance.md)."""
 
 
 class DataParallel:
-    """Model of a run and its share of each update. This base class is for a single process."""
+    """Model of a run and this rank's share of each update. The base class is for one process."""
 
     strategy = "single"  # single, ddp or fsdp
     is_sharded = False
@@ -40,8 +41,8 @@ class DataParallel:
         self.model = model
 
     @property
-    def may_repeat(self) -> bool:
-        """True if this rank alone may retry the current update."""
+    def can_retry(self) -> bool:
+        """True if this rank can retry the current update without the other ranks."""
         return True
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
@@ -52,9 +53,10 @@ class DataParallel:
         """Compute `loss_fn(model, batch)`, a tensor [].
 
         Args:
-            loss_fn: The loss, a sum over target tokens.
+            loss_fn: The loss function, a sum over target tokens.
             batch: A micro-batch.
-            last: Whether this is the last micro-batch. Its backward pass sums the gradients.
+            last: Whether this is the last micro-batch of the update. Only its backward pass sums
+                the gradients over the ranks.
         """
         del last
         return loss_fn(self.model, batch)
@@ -65,22 +67,22 @@ class DataParallel:
             return loss_fn(self.model, batch)
 
     def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
-        """Sum values over the parts of the weights, from each rank's values of its own part."""
+        """Sum statistics of the weights, such as squared norms, over the ranks' parts."""
         return values
 
     def full_model(self) -> AbstractContextManager[nn.Module]:
-        """Yield the model with all weights, for use by this rank alone. All ranks must enter."""
+        """Return a context with the entire model, for use without other ranks. All must enter."""
         return nullcontext(self.model)
 
 
-class Entered(nn.Module):
-    """Module with any loss of a model as its forward pass. DDP and FSDP wrap this module."""
+class LossModule(nn.Module):
+    """Module with a loss of a model as its forward pass. DDP and FSDP wrap this module."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        # All ranks have equal buffers. DDP reads this attribute. The argument with the same effect
-        # has a different name in torch 2.11.
+        # DDP reads this attribute and then does not synchronise the buffers, which are equal on all
+        # ranks. The argument with the same effect has a different name in torch 2.11.
         self._ddp_params_and_buffers_to_ignore = [
             name for name, _ in self.named_buffers()
         ]
@@ -94,9 +96,9 @@ class Entered(nn.Module):
 class Replicated(DataParallel):
     """Model with all weights on every rank. DistributedDataParallel sums the gradients.
 
-    `find_unused_parameters` keeps the first layout of the buckets, and leaves unreached weights
-    without a gradient. With more than two ranks, the order in which a number is added up depends on
-    its position in the bucket, so a resumed run needs the same layout.
+    `find_unused_parameters` makes DDP keep the first layout of the buckets, and leaves unused
+    weights without a gradient. With more than two ranks, the order of a sum depends on the position
+    in the bucket. So a resumed run needs the same layout to be bitwise identical.
     """
 
     strategy = "ddp"
@@ -107,11 +109,11 @@ class Replicated(DataParallel):
         device = next(model.parameters()).device
         if device.type == "cpu":
             keep_freed_memory()
-        entered = Entered(model)
-        # An unreached weight: DDP warns if it looks for unused weights and finds none.
-        entered.idle = nn.Parameter(torch.zeros(1, device=device))
+        module = LossModule(model)
+        # An unused weight: DDP warns if it looks for unused weights and finds none.
+        module.idle = nn.Parameter(torch.zeros(1, device=device))
         self._ddp = DistributedDataParallel(
-            entered,
+            module,
             init_sync=False,  # `assert_in_sync` checks that the weights are equal
             bucket_cap_mb=BUCKET_MIB[device.type],
             gradient_as_bucket_view=True,
@@ -121,7 +123,7 @@ class Replicated(DataParallel):
         self._ddp.register_comm_hook(None, lambda _, bucket: _sum_bucket(bucket))
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """Split this rank's rows. There is at least one part, because all ranks must sum."""
+        """Split this rank's rows. There is at least one part, because all ranks must all-reduce."""
         self._exchanging = False
         return batch.split(rows) or [batch.unlabelled()]
 
@@ -133,13 +135,13 @@ class Replicated(DataParallel):
         return loss
 
     @property
-    def may_repeat(self) -> bool:
-        """True if the ranks have not exchanged gradients yet."""
+    def can_retry(self) -> bool:
+        """True if this rank has not started to exchange gradients."""
         return not self._exchanging
 
 
 def _sum_bucket(bucket: Any) -> Any:
-    """Communication hook that sums over the ranks. DDP's default averages."""
+    """Sum a gradient bucket over the ranks. This is a DDP communication hook. DDP averages."""
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 
@@ -161,13 +163,17 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def shard_like(model_tensor: Tensor, tensor: Tensor) -> Tensor:
-    """Shard a tensor that every rank has like `model_tensor`. The ranks exchange nothing."""
+    """Shard a tensor in the same way as `model_tensor`, without communication.
+
+    Every rank must have the entire tensor. It is returned unchanged if `model_tensor` is not
+    sharded, or if it is sharded already.
+    """
     if not is_sharded(model_tensor) or is_sharded(tensor):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
     mesh, placements = model_tensor.device_mesh, model_tensor.placements
-    # No rank sends: each takes its own rows.
+    # Without a source rank, each rank takes its own slice.
     return distribute_tensor(
         tensor.to(model_tensor.device), mesh, placements, src_data_rank=None
     )
@@ -177,13 +183,11 @@ def shard_like(model_tensor: Tensor, tensor: Tensor) -> Tensor:
 def gather_tensors(
     files: Mapping[str, Mapping[str, Tensor]], *, keep: bool
 ) -> dict[str, dict[str, Tensor]]:
-    """Gather the sharded tensors of a save in CPU memory, one by one.
-
-    All ranks must take part.
+    """Gather the sharded tensors of a save in CPU memory, one at a time. All ranks must call this.
 
     Args:
         files: Tensors by file stem and name.
-        keep: Whether this rank needs the tensors. Other ranks get none.
+        keep: Whether this rank needs the tensors. Otherwise the result has none.
     """
     gathered: dict[str, dict[str, Tensor]] = {}
     for stem, tensors in files.items():

@@ -1,8 +1,8 @@
-"""Bytes that the ranks of a run exchange per update, by formulas.
+"""Formulas for the bytes that the ranks of a run exchange per update.
 
-Of S bytes, each of n ranks sends (n-1)/n S in an all-gather or a reduce-scatter over a ring (Thakur
-et al. 2005), and twice as much in an all-reduce, which consists of both (Patarasuk and Yuan 2009).
-tests/fake_cuda checks S against the bytes that `Replicated` and `Sharded` exchange.
+In a ring all-gather or reduce-scatter of S bytes, each of n ranks sends (n-1)/n S bytes (Thakur et
+al. 2005). An all-reduce consists of both, so each rank sends twice as much (Patarasuk and Yuan
+2009). tests/fake_cuda compares S with the bytes that `Replicated` and `Sharded` exchange.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from toque.models.forward.blocks import blocks
 
 _BACKWARD_SHARE: Final = 2 / 3
-"""Share of the backward pass in an update's matmuls."""
+"""The backward pass's share of an update's matmuls."""
 _BIAS: Final = "relative_attention_bias"
 
 
@@ -27,7 +27,7 @@ def ring_bytes(total: float, ranks: int) -> float:
 
 
 def divided_modules(model: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Yield each module that fsdp gathers as a unit, inner ones first, and whether it is a block.
+    """Yield the modules that FSDP shards separately, inner ones first, and whether each is a block.
 
     The root module, which has all other weights, is not included.
     """
@@ -39,18 +39,18 @@ def divided_modules(model: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
 
 
 class GatheredGroup(NamedTuple):
-    """Bytes of the weights that fsdp gathers as a unit, summed over ranks, with padding."""
+    """Bytes of a module that FSDP shards separately, summed over the ranks, with padding."""
 
     stored: int
-    """Bytes in the type of the parameters."""
+    """Bytes of the weights in the type of the parameters."""
     gathered: int
-    """Bytes in the type that is gathered: for a block, the type of its matmuls."""
+    """Bytes of the weights in the gathered type: for a block, the type of its matmuls."""
     gradients: int
     """Bytes of the float32 gradients."""
 
 
 def groups_of(model: nn.Module, ranks: int, dtype: torch.dtype) -> list[GatheredGroup]:
-    """List the groups of an undivided model, for GPUs that compute in `dtype`.
+    """List the groups of a model that is not sharded, for GPUs that compute in `dtype`.
 
     The last group is the root. It has the remaining weights: embeddings and head.
     """
@@ -59,14 +59,23 @@ def groups_of(model: nn.Module, ranks: int, dtype: torch.dtype) -> list[Gathered
     for module, is_block in (*divided_modules(model), (model, False)):
         parameters = [p for p in module.parameters() if id(p) not in seen]
         seen.update(map(id, parameters))
-        sizes = [
-            (p, -(-len(p) // ranks) * ranks * (p.numel() // len(p))) for p in parameters
-        ]
-        stored = sum(n * p.element_size() for p, n in sizes)
-        gathered = sum(n for _, n in sizes) * dtype.itemsize if is_block else stored
-        gradients = sum(4 * n for p, n in sizes if p.requires_grad)
+        stored = gathered = gradients = 0
+        for parameter in parameters:
+            size = _padded_size(parameter, ranks)
+            stored += size * parameter.element_size()
+            gathered += size * (
+                dtype.itemsize if is_block else parameter.element_size()
+            )
+            gradients += 4 * size if parameter.requires_grad else 0
         groups.append(GatheredGroup(stored, gathered, gradients))
     return groups
+
+
+def _padded_size(parameter: nn.Parameter, ranks: int) -> int:
+    """Count the numbers of a parameter after its first dimension is padded for the ranks."""
+    length = len(parameter)
+    padded_length = -(-length // ranks) * ranks  # the next multiple of the ranks
+    return padded_length * (parameter.numel() // length)
 
 
 @dataclass(frozen=True)
@@ -90,10 +99,10 @@ class Exchange:
         return ring_bytes(self.gathered + self.scattered + 2 * self.reduced, self.ranks)
 
     def exposed_seconds(self, seconds: float, computing: float) -> float:
-        """Compute the seconds of exchange that do not overlap with computation.
+        """Compute the seconds of the exchange that do not overlap with computation.
 
-        With ddp, only the last backward pass overlaps with the exchange. With fsdp, all matmuls
-        do.
+        With ddp, the exchange overlaps only with the last backward pass. With fsdp, it overlaps
+        with all matmuls.
 
         Args:
             seconds: Seconds of the exchange alone.
@@ -111,14 +120,20 @@ def exchange_of(
     dtype: torch.dtype,
     micro_batches: int = 1,
 ) -> Exchange:
-    """Compute the exchange of an undivided model's update, on GPUs that compute in `dtype`."""
+    """Compute the exchange in one update of a model, on GPUs that compute in `dtype`.
+
+    The model is not sharded. `micro_batches` is per rank.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     if strategy == "ddp":
-        # In addition to gradients, 4 bytes each: an idle weight, a flag per tensor, the loss.
-        reduced = sum(p.nbytes for p in trained) + 4 * (1 + (len(trained) + 1) + 1)
+        # `Replicated` adds an unused weight. DDP also reduces a flag per weight tensor, and the
+        # loop reduces the loss. Each of these numbers has 4 bytes.
+        n_flags = len(trained) + 1
+        reduced = sum(p.nbytes for p in trained) + 4 * (1 + n_flags + 1)
         return Exchange(strategy, ranks, micro_batches, 0, 0, reduced)
     groups = groups_of(model, ranks, dtype)
-    # Forward and backward passes both gather each group, except the root, which stays gathered.
+    # Each group is gathered for the forward pass and again for the backward pass. Only the root
+    # stays gathered.
     gathered = 2 * sum(g.gathered for g in groups) - groups[-1].gathered
     scattered = sum(g.gradients for g in groups)
     reduced = 4 * (1 + len(trained))  # the loss, and the norm of each gradient

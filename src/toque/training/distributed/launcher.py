@@ -1,14 +1,13 @@
-"""Launcher: start and supervision of the ranks on one machine.
+"""Launcher: starts and supervises the ranks on one machine.
 
-Every rank runs the same command. The environment variables of `torchrun` contain its number. Use
-`torchrun` for several machines. On one machine this launcher replaces it for three reasons:
-`torchrun` kills all ranks when one ends, even a rank that is saving. It also restarts after errors
-that a retry does not fix, and its exit code is always 1. Torch is imported only when ranks start.
+Every rank runs the same command. Its environment variables are those of `torchrun`, which is needed
+for several machines. On one machine this launcher replaces `torchrun` for three reasons: `torchrun`
+kills all ranks when one ends, even a rank that is saving. It also restarts after errors that a
+retry does not fix, and its exit code is always 1. Torch is imported only when ranks start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import os
@@ -17,19 +16,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from toque.errors import ConfigError, Interrupted, NonFiniteError, RankLost, argument
 from toque.hardware.processor import usable_cores
+from toque.training.signal_handlers import handling_signals
 
 LAUNCHER_VARIABLE: Final = "TOQUE_LAUNCHER"
 """Environment variable of a rank: process id of its launcher."""
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_AGREED: Final = {0, Interrupted.exit_code}
-"""Exit codes of ranks that end together."""
-_FINAL: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
+_REGULAR_CODES: Final = {0, Interrupted.exit_code}
+"""Exit codes of a rank that did not fail. The other ranks end soon with the same code."""
+_NO_RETRY_CODES: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
 """Exit codes of errors that a retry would not fix."""
 _GRACE_SECONDS: Final = 30
 """Seconds from the failure of a rank until the remaining ranks are killed."""
@@ -39,7 +37,13 @@ _POLL_SECONDS: Final = 0.1
 def launch(
     command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[str], None]
 ) -> int:
-    """Start the ranks, wait for them, and restart them after a loss.
+    """Start the ranks, wait for them, and restart all of them if one is lost.
+
+    Args:
+        command: The command of every rank.
+        gpus: Number of ranks.
+        restarts: Maximum number of restarts.
+        say: Function that prints a message.
 
     Returns:
         The common exit code, or the code of the first failed rank.
@@ -49,33 +53,35 @@ def launch(
         RankLost: Ranks were killed, and no rank has reported it.
     """
     import torch
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
     refuse_impossible(gpus, restarts)
     environment = environment_of(gpus)
-    count = f"{gpus} process{'es' if gpus > 1 else ''}"
+    processes = "1 process" if gpus == 1 else f"{gpus} processes"
     if torch.cuda.is_available():
-        say(f"{count}, one per GPU")
+        say(f"{processes}, one per GPU")
     else:
         threads = environment["OMP_NUM_THREADS"]
         say(
-            f"{count} on the CPU, as this machine has no CUDA device (OMP_NUM_THREADS={threads} "
-            "each)"
+            f"{processes} on the CPU, as this machine has no CUDA device (OMP_NUM_THREADS="
+            f"{threads} each)"
         )
+
     # The store connects the ranks and records how they ended. It outlives each of them.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    ranks = LaunchedRanks(command, environment | {"MASTER_PORT": str(store.port)}, gpus)
-    with ranks.forwarding_signals():
-        ranks.run(0)
+    environment["MASTER_PORT"] = str(store.port)
+    ranks = LaunchedRanks(command, environment, gpus)
+    with handling_signals(ranks.forward_signal):
+        ranks.run_attempt(0)
         for restart in range(1, restarts + 1):
             if not ranks.may_restart:
                 break
-            if message := ranks.killed_ranks():
+            if message := ranks.describe_killed():
                 say(f"{message}, out of memory perhaps")
             say(
                 f"starting again from the newest checkpoint: restart {restart} of {restarts}"
             )
-            ranks.run(restart)
+            ranks.run_attempt(restart)
     return ranks.exit_code()
 
 
@@ -101,7 +107,7 @@ def refuse_impossible(gpus: int, restarts: int) -> None:
 
 
 def environment_of(gpus: int) -> dict[str, str]:
-    """Return the environment of all ranks. By default, it divides the machine's cores."""
+    """Return the environment of all ranks. By default, they divide the cores among them."""
     threads = max(1, len(usable_cores()) // gpus)
     ranks = {
         "WORLD_SIZE": str(gpus),
@@ -130,54 +136,62 @@ class LaunchedRanks:
         self._signal: signal.Signals | None = None
         """Last signal that was forwarded."""
 
-    def run(self, restart: int) -> None:
+    def run_attempt(self, restart: int) -> None:
         """Start all ranks and wait until they end. `restart` is the number of earlier attempts."""
         self._codes.clear()
         self._killed_late.clear()
         self._processes.clear()
         try:
             for rank in range(self._count):
-                numbers = {
-                    "RANK": rank,
-                    "LOCAL_RANK": rank,
-                    "TORCHELASTIC_RESTART_COUNT": restart,
-                }
-                variables = {name: str(number) for name, number in numbers.items()}
-                # The ranks stay in the launcher's process group, so Ctrl-Z stops all of them.
-                process = subprocess.Popen(  # noqa: S603
-                    self._command, env={**self._environment, **variables}
-                )
-                self._processes.append(process)
+                self._start(rank, restart)
             if self._signal is not None:  # received while the ranks started
-                self._forward(self._signal, None)
-
-            deadline = math.inf
-            while len(self._codes) < self._count:
-                time.sleep(_POLL_SECONDS)
-                for rank, process in enumerate(self._processes):
-                    if rank in self._codes:
-                        continue
-                    code = process.poll()
-                    if code is not None:
-                        self._codes[rank] = code
-                        if code not in _AGREED:
-                            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-                    elif time.monotonic() > deadline:
-                        self._killed_late.add(rank)
-                        process.kill()
+                self.forward_signal(self._signal, None)
+            self._wait()
         finally:
             for process in self._processes:
                 process.kill()
+
+    def _start(self, rank: int, restart: int) -> None:
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "TORCHELASTIC_RESTART_COUNT": str(restart),
+        }
+        # The rank stays in the launcher's process group, so that Ctrl-Z also suspends it.
+        process = subprocess.Popen(  # noqa: S603
+            self._command, env={**self._environment, **variables}
+        )
+        self._processes.append(process)
+
+    def _wait(self) -> None:
+        """Wait until all ranks end. If a rank fails, kill the remaining ranks after some time."""
+        deadline = math.inf
+        while len(self._codes) < self._count:
+            time.sleep(_POLL_SECONDS)
+            for rank, process in enumerate(self._processes):
+                if rank in self._codes:
+                    continue
+                code = process.poll()
+                if code is not None:
+                    self._codes[rank] = code
+                    if code not in _REGULAR_CODES:
+                        deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                elif time.monotonic() > deadline:
+                    self._killed_late.add(rank)
+                    process.kill()
 
     @property
     def may_restart(self) -> bool:
         """True if another attempt may succeed, and no signal has ended this one."""
         codes = set(self._codes.values())
-        return not codes <= _AGREED and not codes & _FINAL and self._signal is None
+        if codes <= _REGULAR_CODES or codes & _NO_RETRY_CODES:
+            return False
+        return self._signal is None
 
-    def killed_ranks(self) -> str:
-        """Describe ranks that another process has killed, or return "" if a rank reported it."""
-        if any(code > 0 and code not in _AGREED for code in self._codes.values()):
+    def describe_killed(self) -> str:
+        """List the ranks that another process killed. Return "" if a rank reported an error."""
+        codes = self._codes.values()
+        if any(code > 0 and code not in _REGULAR_CODES for code in codes):
             return ""
         return "; ".join(
             f"Rank {rank} (process {self._processes[rank].pid} on {socket.gethostname()}) was "
@@ -187,16 +201,16 @@ class LaunchedRanks:
         )
 
     def exit_code(self) -> int:
-        """Compute the exit code of the command.
+        """Choose the exit code of the command from the exit codes of the ranks.
 
         Raises:
             RankLost: Ranks were killed, and no rank has reported it.
         """
         codes = [code for code in self._codes.values() if code != 0]
         for code in codes:
-            if code in _FINAL:
+            if code in _NO_RETRY_CODES:
                 return code
-        if message := self.killed_ranks():
+        if message := self.describe_killed():
             if self._signal is not None:
                 return 128 + self._signal  # the shell's convention
             raise RankLost(
@@ -208,21 +222,8 @@ class LaunchedRanks:
                 return code
         return Interrupted.exit_code if codes else 0
 
-    @contextmanager
-    def forwarding_signals(self) -> Iterator[None]:
-        """Forward signals to the ranks. This works only in the main thread."""
-        handlers: dict[signal.Signals, Any] = {}
-        with contextlib.suppress(ValueError):  # another thread
-            for number in _SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    handlers[number] = signal.signal(number, self._forward)
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def _forward(self, number: int, frame: object) -> None:
+    def forward_signal(self, number: int, frame: object) -> None:
+        """Send a signal to all ranks. This is a signal handler."""
         self._signal = signal.Signals(number)
         for process in self._processes:
             process.send_signal(number)  # has no effect after the process has ended
@@ -235,8 +236,6 @@ def is_launched() -> bool:
 
 def follow_launcher() -> None:
     """Make Linux send SIGTERM to this rank when its launcher ends, so that no rank is orphaned."""
-    if (
-        os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid())
-        and sys.platform == "linux"
-    ):
+    is_child = os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid())
+    if is_child and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -1,4 +1,4 @@
-"""Process group of a run: joining and leaving it, checks of the ranks, work of rank 0 alone."""
+"""Process group of a run: join and leave it, compare the ranks, and wait for work of rank 0."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ _START_COMMAND: Final = f"toque train CONFIG {argument('gpus=2')}"
 HEARTBEAT_SECONDS = 10.0
 """Seconds between two messages of rank 0 while it works alone."""
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
-"""Environment variable: seconds that ranks wait for each other before the run fails."""
+"""Environment variable: seconds for which ranks wait for each other before the run fails."""
 _TIMEOUT_SECONDS: Final = 1800
-"""Default of the timeout. One rank must evaluate, generate texts and save in this time."""
+"""Default of the timeout. A rank may need this long to evaluate, generate texts and save."""
 _CLOSED_GROUPS: Final[list[ProcessGroup]] = []
 """References to closed groups, so that their destructors run only when the process ends."""
 
 
 @contextmanager
 def joined(*, strategy: Strategy) -> Iterator[Ranks]:
-    """Join the ranks of the run. Without an error, the end of the context waits for all ranks.
+    """Join the ranks of the run, and leave them when the context ends.
+
+    After an error this rank leaves immediately. Otherwise it waits for all ranks.
 
     Raises:
         ConfigError: The strategy does not fit the number of processes.
@@ -50,19 +52,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
     """
     world_size = _read_number("WORLD_SIZE", 1)
     rank = _read_number("RANK", 0)
-    if strategy == "single" and world_size > 1:
-        raise ConfigError(
-            f"train.strategy is single, but there are {world_size} processes (WORLD_SIZE). Start "
-            "`toque train` without torchrun, or set train.strategy=auto."
-        )
-    is_lone_fsdp = strategy == "fsdp" and world_size == 1
-    if is_lone_fsdp or (strategy == "ddp" and "WORLD_SIZE" not in os.environ):
-        setting = os.environ.get("WORLD_SIZE", "not set")
-        raise ConfigError(
-            f"train.strategy is {strategy}, but there is only one process (WORLD_SIZE is "
-            f"{setting}). `accelerate launch --cpu` starts one, whatever --num_processes is. Start "
-            f"several with `{_START_COMMAND}`, or set train.strategy=auto."
-        )
+    _refuse_wrong_world_size(strategy, world_size)
     if world_size == 1:
         device_named("auto")  # refuse an unusable device before anything starts
         yield Ranks()
@@ -73,8 +63,8 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
     try:
         yield ranks
         ranks.all_reduce_sum([0.0])  # leave only when no other rank needs this one
-        # The destructor of a group waits for the group's thread, which may wait for the
-        # interpreter's lock, which the destructor's caller has. Once, a rank never ended.
+        # Keep the groups: a group's destructor waits for the group's thread, and this thread may
+        # wait for the interpreter's lock, which the caller of the destructor has.
         _CLOSED_GROUPS.extend(distributed_c10d._world.pg_map)  # noqa: SLF001  # no public name
         dist.destroy_process_group()
         ranks.failures.leave()
@@ -85,7 +75,25 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
         faulthandler.cancel_dump_traceback_later()
 
 
+def _refuse_wrong_world_size(strategy: Strategy, world_size: int) -> None:
+    if strategy == "single" and world_size > 1:
+        raise ConfigError(
+            f"train.strategy is single, but there are {world_size} processes (WORLD_SIZE). Start "
+            "`toque train` without torchrun, or set train.strategy=auto."
+        )
+    # ddp also works with a single rank, but only if a launcher started it.
+    is_lone_ddp = strategy == "ddp" and "WORLD_SIZE" not in os.environ
+    if is_lone_ddp or (strategy == "fsdp" and world_size == 1):
+        setting = os.environ.get("WORLD_SIZE", "not set")
+        raise ConfigError(
+            f"train.strategy is {strategy}, but there is only one process (WORLD_SIZE is "
+            f"{setting}). `accelerate launch --cpu` starts one, whatever --num_processes is. Start "
+            f"several with `{_START_COMMAND}`, or set train.strategy=auto."
+        )
+
+
 def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
+    """Choose the device, and connect with the other ranks."""
     local_rank = _read_number("LOCAL_RANK", rank)
     device = device_named("auto", local_rank=local_rank)
     is_cuda = device.type == "cuda"
@@ -109,8 +117,8 @@ def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
     except (RuntimeError, ValueError) as error:
         raise RankLost(
             f"Rank {rank} of {world_size} cannot join the others: {str(error).splitlines()[0]}. "
-            f"Start all ranks together, e.g. `{_START_COMMAND}`. On several machines, all need the "
-            "same MASTER_ADDR and MASTER_PORT, and must be able to reach them."
+            f"Start all ranks together, e.g. `{_START_COMMAND}`. With several machines, set the "
+            "same MASTER_ADDR and MASTER_PORT on all of them, and check that they can reach it."
         ) from error
 
     failures = RankFailures(
@@ -121,6 +129,7 @@ def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
 
 
 def _read_number(name: str, default: int) -> int:
+    """Read a whole number from an environment variable."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise ConfigError(
@@ -131,8 +140,9 @@ def _read_number(name: str, default: int) -> int:
 
 
 def while_others_wait(ranks: Ranks, work: Callable[[], None]) -> None:
-    """Do `work` on rank 0 while all ranks wait, without a timeout."""
+    """Call `work` on rank 0 while the other ranks wait for it, without a timeout."""
     if not ranks.is_main:
+        # Rank 0 broadcasts False as a heartbeat, and True at the end.
         while not ranks.broadcast():
             pass
         return
@@ -153,7 +163,7 @@ def while_others_wait(ranks: Ranks, work: Callable[[], None]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Collect the versions of software that affects numbers or file formats."""
+    """Return the versions of the software that affects numbers or file formats."""
     packages = {name: metadata.version(name) for name in ("torch", "transformers")}
     return {"toque": __version__, **packages, "python": platform.python_version()}
 
@@ -162,27 +172,32 @@ def refuse_different_ranks(ranks: Ranks, facts: Mapping[str, str]) -> None:
     """Check that all ranks have the same `facts`, e.g. versions.
 
     Raises:
-        ConfigError: They differ. The message lists the values by host and rank.
+        ConfigError: The facts differ. The message lists the values by host and rank.
     """
     facts_of_ranks = ranks.all_gather((socket.gethostname(), dict(facts)))
     differences = []
     for name in facts:
-        ranks_by_value: dict[str, dict[str, list[str]]] = {}
+        hosts_by_value: dict[str, dict[str, list[str]]] = {}
         for rank, (host, rank_facts) in enumerate(facts_of_ranks):
-            hosts = ranks_by_value.setdefault(rank_facts.get(name, "unknown"), {})
+            hosts = hosts_by_value.setdefault(rank_facts.get(name, "unknown"), {})
             hosts.setdefault(host, []).append(str(rank))
-        if len(ranks_by_value) == 1:
-            continue
-        values = []
-        for value, hosts in ranks_by_value.items():
-            places = [
-                f"{host} ({'ranks' if len(numbers) > 1 else 'rank'} {', '.join(numbers)})"
-                for host, numbers in hosts.items()
+        if len(hosts_by_value) > 1:
+            values = [
+                f"{value} on {_describe_hosts(hosts)}"
+                for value, hosts in hosts_by_value.items()
             ]
-            values.append(f"{value} on {' and '.join(places)}")
-        differences.append(f"{name} is {', '.join(values)}")
+            differences.append(f"{name} is {', '.join(values)}")
     if differences:
         raise ConfigError(
             f"The {ranks.world_size} ranks differ: {'; '.join(differences)}. All ranks share every "
             "update, so they need the same installation and the same command with the same files."
         )
+
+
+def _describe_hosts(ranks_by_host: Mapping[str, list[str]]) -> str:
+    """List hosts with their ranks, e.g. "node1 (ranks 0, 1) and node2 (rank 2)"."""
+    hosts = []
+    for host, ranks in ranks_by_host.items():
+        noun = "ranks" if len(ranks) > 1 else "rank"
+        hosts.append(f"{host} ({noun} {', '.join(ranks)})")
+    return " and ".join(hosts)

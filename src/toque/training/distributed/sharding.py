@@ -1,8 +1,8 @@
 """Sharded weights with FSDP2 (Zhao et al. 2023, arXiv 2304.11277): each rank has a part.
 
-Weights, gradients and optimizer state are divided among the ranks. The weights of a block are
-gathered for its forward pass and again for its backward pass, and freed after each. Its gradients
-are summed and divided again in every micro-batch as soon as they exist.
+Weights, gradients and optimizer state are divided among the ranks. A block's weights are
+all-gathered for its forward pass and again for its backward pass, and freed after each. Its
+gradients are reduce-scattered in every micro-batch, as soon as they are computed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import cast, final
 
 import torch
@@ -25,8 +26,8 @@ from toque.models.families import exchange_parameters
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.data_parallel import (
     DataParallel,
-    Entered,
     LossFn,
+    LossModule,
     full_tensor,
 )
 from toque.training.distributed.exchange import divided_modules
@@ -34,10 +35,10 @@ from toque.training.distributed.exchange import divided_modules
 
 @final
 class Sharded(DataParallel):
-    """Model with weights that are divided among the ranks, in place, on `device`.
+    """Model with sharded weights on `device`. The constructor shards the model in place.
 
-    On CUDA the weights of a block are gathered in `dtype`, the type of its matmuls. On a
-    CPU they are gathered in their own type, and autocast rounds them.
+    On CUDA the weights of a block are gathered in `dtype`, the type of its matmuls. On a CPU they
+    are gathered in their own type, and autocast converts them.
     """
 
     strategy = "fsdp"
@@ -62,15 +63,15 @@ class Sharded(DataParallel):
             return_freed_memory()  # the full weights now, and gathered weights later
 
     @property
-    def may_repeat(self) -> bool:
-        """False, because all ranks take part in every forward and backward pass."""
+    def can_retry(self) -> bool:
+        """False, because every forward and backward pass needs all ranks."""
         return False
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """Split this rank's rows. All ranks get the same number of parts: they gather together."""
+        """Split this rank's rows. All ranks need the same number of parts to gather weights."""
         parts = batch.split(rows)
         n_parts = max(1, self._ranks.all_reduce_max(len(parts)))
-        return parts + [batch.unlabelled()] * (n_parts - len(parts))
+        return [*parts, *repeat(batch.unlabelled(), n_parts - len(parts))]
 
     def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
         """Compute `loss_fn(model, batch)`, a tensor []. Every backward pass sums the gradients."""
@@ -85,34 +86,34 @@ class Sharded(DataParallel):
         return loss
 
     def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
-        """Sum values over the ranks."""
+        """Sum each rank's statistics of its weights over the ranks."""
         return self._ranks.all_reduce_sum(values)
 
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
-        """Yield the model as before it was divided, with weights that every rank gathers."""
-        full: dict[str, nn.Parameter] = {}
+        """Yield a copy of the model that is not sharded. Every rank gathers all weights for it."""
+        empty = dict(self._skeleton.named_parameters())
+        full_for_empty: dict[int, nn.Parameter] = {}
+        empty_for_full: dict[int, nn.Parameter] = {}
         for name, parameter in self.model.named_parameters():
             tensor = full_tensor(parameter.detach())
-            full[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
-        empty = dict(self._skeleton.named_parameters())
-        exchange_parameters(
-            self._skeleton, {id(empty[name]): p for name, p in full.items()}
-        )
+            full = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+            full_for_empty[id(empty[name])] = full
+            empty_for_full[id(full)] = empty[name]
+        exchange_parameters(self._skeleton, full_for_empty)
         try:
             yield self._skeleton.train(self.model.training)
         finally:
-            exchange_parameters(
-                self._skeleton, {id(p): empty[name] for name, p in full.items()}
-            )
+            exchange_parameters(self._skeleton, empty_for_full)
 
 
-class _Root(Entered):
-    """Outermost sharded module. Its own weights are those outside the blocks."""
+class _Root(LossModule):
+    """Outermost sharded module. It has the weights outside the blocks."""
 
     def forward(self, loss_fn: LossFn, batch: Batch) -> Tensor:
         """Compute `loss_fn(model, batch)`, a tensor []."""
-        # FSDP writes gathered weights without a new version, and copies of weights depend on it.
+        # FSDP does not increment the version counters of the weights that it gathers. Cached copies
+        # of the weights compare these counters.
         gathered = [p for p in self.model.parameters() if not isinstance(p, DTensor)]
         torch.autograd.graph.increment_version(gathered)
         return super().forward(loss_fn, batch)
@@ -121,13 +122,15 @@ class _Root(Entered):
 def _shard(
     model: nn.Module, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype
 ) -> FSDPModule:
-    """Divide `model` in place, block by block, and return the module to call."""
-    # Inputs keep their type: values between blocks are float32, as with ddp.
-    rounded = dtype if device.type == "cuda" and dtype != torch.float32 else None
+    """Shard `model` in place, block by block, and return the module to call."""
+    gathers_in_dtype = device.type == "cuda" and dtype != torch.float32
+    # Inputs keep their type: hidden states between blocks are float32, as with ddp.
     policy = MixedPrecisionPolicy(
-        param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False
+        param_dtype=dtype if gathers_in_dtype else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
     )
-    # Packed rows leave a block as a view. Toque never adds to such a view in place.
+    # A block returns packed rows as a view. Toque never modifies such a view in place.
     warnings.filterwarnings(
         "ignore", message="FSDP2-wrapped module .* returned a view tensor"
     )
@@ -145,7 +148,7 @@ def _shard(
 
 
 def _copy_without_weights(model: nn.Module, device: torch.device) -> nn.Module:
-    """Copy a model to `device` without memory for its parameters."""
+    """Copy a model to `device`, with parameters on the meta device."""
     empty = {
         id(p): nn.Parameter(
             torch.empty_like(p, device="meta"), requires_grad=p.requires_grad

@@ -1,7 +1,7 @@
 """Optimizer construction, the conditional step, and the optimizer's state as named tensors.
 
-State is keyed by parameter name, not by position. An optimizer with other groups can therefore read
-it from a checkpoint.
+The state is keyed by parameter name, not by position, so that an optimizer with other groups can
+load it.
 """
 
 from __future__ import annotations
@@ -27,33 +27,35 @@ from toque.training.optim.hidden_state import (
     hidden_state,
 )
 from toque.training.optim.matrix_optimizers import WithAdamW, adamw_8bit, muon
-from toque.training.state_values import all_finite, refuse
+from toque.training.state_values import all_finite, refuse_differences
 
+_Groups = list[dict[str, Any]]
+_Build = Callable[[_Groups], torch.optim.Optimizer]
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
-"""Floors of the RMS of gradients and weights. Gradients of a large model are below torch's default
-floor, 1e-7. The square of 1e-18 is still a normal float32."""
+"""Lower bounds for the RMS of gradients and weights. A large model's gradients are below torch's
+default bound, 1e-7. The square of 1e-18 is still a normal float32."""
 _PROBE_SIZES: Final = (11, 13, 17, 19)
-"""Distinct sizes of a probe parameter, to recognise its dimensions in the shapes of its state."""
+"""Sizes of a probe parameter's dimensions. They differ, to recognise them in the state's shapes."""
 _TRIAL_UPDATES: Final = 120
 """Updates before and after a trial restart. Some optimizers act only every hundredth update."""
 _TRIAL_PARTS: Final = (
     range(_TRIAL_UPDATES, _TRIAL_UPDATES + 1),
     range(_TRIAL_UPDATES + 1, 2 * _TRIAL_UPDATES),
 )
-"""Updates between two comparisons after a trial restart. A lost history of gradients is complete
-again after many updates, so the first comparison follows a single update."""
+"""Updates after a trial restart. The states are compared after each part. The first part is a
+single update, because after many updates a lost history of gradients is complete again."""
 _MIN_8_BIT_WEIGHTS: Final = 4096
-"""Weights of the smallest tensor that bitsandbytes averages in 8 bits."""
+"""Size of the smallest tensor with 8-bit averages in bitsandbytes, in weights."""
 _WEIGHTS_PER_BLOCK: Final = 256
-"""Weights that share a scale of bitsandbytes."""
+"""Number of weights that share a scale in bitsandbytes."""
 _NEVER_NEGATIVE: Final = frozenset(
     {"exp_avg_sq", "variance", "row_var", "col_var", "state2", "absmax1", "absmax2"}
 )
-"""State entries that are averages of squares or largest absolute values."""
+"""State entries that are averages of squares or maximum absolute values."""
 
 
 def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
-    """Build the optimizer of the settings `optim`."""
+    """Build the optimizer from the settings `optim`."""
     names = ("name", "weight_decay", "betas", "eps", "momentum")
     return build_optimizer(model, **{name: getattr(optim, name) for name in names})
 
@@ -67,17 +69,18 @@ def build_optimizer(
     eps: float | None = None,
     momentum: float | None = None,
 ) -> torch.optim.Optimizer:
-    """Build an optimizer of the trainable parameters. The loop sets its learning rate.
+    """Build an optimizer for the trainable parameters. The loop sets its learning rate.
 
     - adamw: algorithm 2 of Loshchilov & Hutter 2019, fused.
-    - adafactor: algorithm 4 of Shazeer & Stern 2018 without momentum, as T5 was trained. The RMS of
-      an update is lr times the RMS of the weight, and lr is capped at 1 / sqrt(step).
+    - adafactor: algorithm 4 of Shazeer & Stern 2018 without momentum, as in the training of T5. The
+      RMS of an update is lr times the RMS of the weight, and lr is at most 1 / sqrt(step).
     - muon: Muon for matrices, AdamW for tables and vectors.
-    - adamw8bit: AdamW with averages in 8 bits for matrices, AdamW for tables and vectors.
+    - adamw8bit: AdamW with 8-bit averages for matrices, AdamW for tables and vectors.
     - module:function: the user's code. The caller checks that it is trusted.
 
-    Vectors (biases and scales of norms) are never decayed: they are few, and decay towards zero
-    does not regularise a scale. None stands for the default, e.g. betas (0.9, 0.999) and eps 1e-8.
+    Tables are the embeddings and the output head. Vectors (biases and norm scales) have no weight
+    decay: they are few, and decay towards zero does not regularise a scale. None stands for the
+    optimizer's default, e.g. betas (0.9, 0.999) and eps 1e-8.
 
     Raises:
         ConfigError: The user's code fails, or the model has no trainable parameter.
@@ -100,15 +103,15 @@ def build_optimizer(
         return {"params": parameters, "weight_decay": weight_decay}
 
     if name == "muon":
-        adamw_arguments = dict(arguments)
         muon_arguments = {}
-        if momentum is not None:
-            muon_arguments["momentum"] = adamw_arguments.pop("momentum")
+        if momentum is not None:  # AdamW has no such argument
+            muon_arguments["momentum"] = arguments.pop("momentum")
         inner = muon([decayed(matrices)], **muon_arguments)
-        return WithAdamW(inner, [decayed(tables), vectors], **adamw_arguments)
+        return WithAdamW(inner, [decayed(tables), vectors], **arguments)
     if name == "adamw8bit":
         inner = adamw_8bit([decayed(matrices)], **arguments)
         return WithAdamW(inner, [decayed(tables), vectors], **arguments)
+
     groups = [decayed(large), vectors]
     if ":" in name:
         return _build_custom_optimizer(name, groups, arguments)
@@ -118,14 +121,14 @@ def build_optimizer(
 
 
 def _build_custom_optimizer(
-    name: str, groups: list[dict[str, Any]], arguments: dict[str, Any]
+    name: str, groups: _Groups, arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """Build the user's optimizer, and refuse it if it fails or cannot continue a run."""
+    """Build the user's optimizer. Refuse it if it fails or cannot continue from a checkpoint."""
     function = import_user_code(
         {}, name, setting="optim.name", kind="a function or class"
     )
 
-    def build(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    def build(groups: _Groups) -> torch.optim.Optimizer:
         optimizer = function(groups, lr=1.0, **arguments)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
@@ -136,7 +139,7 @@ def _build_custom_optimizer(
 
     try:
         with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
-            problem = _try_to_continue(build)
+            problem = _find_restart_problem(build)
         optimizer = build(groups)
     except ConfigError:
         raise
@@ -151,25 +154,26 @@ def _build_custom_optimizer(
         raise ConfigError(
             f"optim.name is {name}, with which a run cannot continue from a checkpoint: in a "
             f"trial, {problem}. A checkpoint stores only tensors and numbers in state[parameter], "
-            "and their sizes must follow from the parameter's size. Use an optimizer that keeps "
+            "and their sizes must follow from the parameter's size. Use an optimizer that stores "
             "all of its state there, e.g. torch.optim:NAdam, adamw, adafactor, muon or adamw8bit."
         )
     return optimizer
 
 
 def _find_unsaved_entry(optimizer: torch.optim.Optimizer) -> str | None:
-    """Describe the first state that is neither a tensor nor a number, if any."""
+    """Describe the first state entry that is neither a tensor nor a number, if there is one."""
     states: Iterable[Mapping[str, Any]] = optimizer.state.values()
-    for entry, value in (item for state in states for item in state.items()):
-        if not isinstance(value, Tensor | float | int | None):
-            return f"state[parameter][{entry!r}] was a {type(value).__name__}"
+    for state in states:
+        for entry, value in state.items():
+            if not isinstance(value, Tensor | float | int | None):
+                return f"state[parameter][{entry!r}] was a {type(value).__name__}"
     return None
 
 
 def _train_with_noise(
     model: nn.Module, optimizer: torch.optim.Optimizer, steps: range
 ) -> None:
-    """Make updates with random gradients, which are a function of the step."""
+    """Make updates with random gradients and learning rates that depend only on the step."""
     for step in steps:
         # torch.manual_seed would also seed the GPUs.
         torch.default_generator.manual_seed(step)
@@ -180,64 +184,86 @@ def _train_with_noise(
         optimizer.step()
 
 
-def _try_to_continue(
-    build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
-) -> str | None:
-    """Restart a small run, and describe why its weights differ from an uninterrupted run, if so.
+def _find_restart_problem(build: _Build) -> str | None:
+    """Train a small model with and without a restart, and describe the difference, if any.
 
-    Errors before the restart are raised. The CPU's random numbers are seeded again.
+    Errors before the restart are raised. The caller must restore the CPU's random numbers.
     """
     torch.default_generator.manual_seed(0)
-    # Large enough for a state in 8 bits.
+    # Twice the size from which bitsandbytes averages in 8 bits.
     model = nn.Linear(64, _MIN_8_BIT_WEIGHTS // 32)
-
-    def build_for(model: nn.Linear) -> torch.optim.Optimizer:
-        groups = [(model.weight, 0.01), (model.bias, 0.0)]
-        return build([{"params": [p], "weight_decay": decay} for p, decay in groups])
-
-    reference = build_for(model)
-    _train_with_noise(model, reference, range(_TRIAL_UPDATES))
-    unsaved = _find_unsaved_entry(reference)
+    optimizer = _build_for_trial(build, model)
+    _train_with_noise(model, optimizer, range(_TRIAL_UPDATES))
+    unsaved = _find_unsaved_entry(optimizer)
     if unsaved is not None:
         return unsaved
-    saved = {
-        key: tensor.clone()
-        for key, tensor in optimizer_tensors(reference, model).items()
-    }
-    twin = copy.deepcopy(model)
-    reference_states: list[Facts] = []
+
+    tensors = optimizer_tensors(optimizer, model)
+    saved = {key: tensor.clone() for key, tensor in tensors.items()}
+    restarted = copy.deepcopy(model)
+    expected_facts: list[Facts] = []
     for steps in _TRIAL_PARTS:
-        _train_with_noise(model, reference, steps)
-        reference_states.append(hidden_state(reference))
+        _train_with_noise(model, optimizer, steps)
+        expected_facts.append(hidden_state(optimizer))
 
     try:
-        continued = build_for(twin)
-        expected = _expected_state(continued, twin, saved)
-        differences = _list_differences(saved, expected, steps=_TRIAL_UPDATES)
-        if differences:
-            shape = " x ".join(map(str, model.weight.shape))
-            return f"its state of a matrix of {shape} did not fit it again ({min(differences)})"
-        load_optimizer_tensors(continued, twin, saved, where="")
-        for steps, reference_state in zip(_TRIAL_PARTS, reference_states, strict=True):
-            _train_with_noise(twin, continued, steps)
-            name = first_difference(reference_state, hidden_state(continued))
-            if name in GENERATORS:
-                return f"it drew random numbers from {name}, which checkpoints do not store"
-            if name is not None:
-                return f"its attribute {name} differed from an uninterrupted run"
+        problem = _continue_trial(build, restarted, saved, expected_facts)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return f"continuing from its state raised {type(error).__name__} ({error})"
+    if problem is not None:
+        return problem
+    for parameter, expected in zip(
+        restarted.parameters(), model.parameters(), strict=True
+    ):
+        if not torch.equal(parameter, expected):
+            return (
+                "continuing from its state gave other weights than an uninterrupted run"
+            )
+    return None
 
-    if torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias):
-        return None
-    return "continuing from its state gave other weights than an uninterrupted run"
+
+def _build_for_trial(build: _Build, model: nn.Linear) -> torch.optim.Optimizer:
+    weight = {"params": [model.weight], "weight_decay": 0.01}
+    bias = {"params": [model.bias], "weight_decay": 0.0}
+    return build([weight, bias])
+
+
+def _continue_trial(
+    build: _Build,
+    model: nn.Linear,
+    saved: Mapping[str, Tensor],
+    expected_facts: list[Facts],
+) -> str | None:
+    """Continue a trial with a new optimizer from its `saved` state.
+
+    Returns:
+        A description of the first difference from the uninterrupted trial, if there is one.
+    """
+    optimizer = _build_for_trial(build, model)
+    layout = _expected_state(optimizer, model, saved)
+    differences = _list_differences(saved, layout, steps=_TRIAL_UPDATES)
+    if differences:
+        shape = " x ".join(map(str, model.weight.shape))
+        return (
+            f"the saved state of a matrix of {shape} did not fit a new optimizer "
+            f"({min(differences)})"
+        )
+    load_optimizer_tensors(optimizer, model, saved, where="")
+    for steps, expected in zip(_TRIAL_PARTS, expected_facts, strict=True):
+        _train_with_noise(model, optimizer, steps)
+        name = first_difference(expected, hidden_state(optimizer))
+        if name in GENERATORS:
+            return f"it drew random numbers from {name}, which checkpoints do not store"
+        if name is not None:
+            return f"its attribute {name} differed from an uninterrupted run"
+    return None
 
 
 def _probe_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str, Any]:
-    """Return a custom optimizer's state of a parameter of `_PROBE_SIZES` after an update."""
+    """Return a custom optimizer's state for a parameter of `_PROBE_SIZES` after an update."""
     parameter = nn.Parameter(torch.ones(_PROBE_SIZES[:n_dims]))
     parameter.grad = torch.ones_like(parameter)
-    # Gets the settings, but not the weights or state.
+    # A copy with the optimizer's settings, but without its weights and state.
     twin = object.__new__(type(optimizer))
     group = {**optimizer.param_groups[0], "params": [parameter]}
     vars(twin).update(vars(optimizer), state=defaultdict(dict), param_groups=[group])
@@ -251,8 +277,8 @@ def step_if(
 ) -> None:
     """Apply the update if `condition` [] is true. Otherwise weights and state do not change.
 
-    Fused kernels on a GPU read `found_inf`, as with a loss scaler, so nothing waits for the device.
-    For other optimizers the host reads `condition` and so waits.
+    Fused kernels on a GPU read `found_inf`, as with a loss scaler, so the host does not wait. For
+    other optimizers the host reads `condition`, which waits for the device.
     """
     if device.type != "cpu" and optimizer.defaults.get("fused"):
         optimizer.found_inf = (~condition).float()  # type: ignore[attr-defined]
@@ -272,7 +298,7 @@ def _ids_of_tables(model: nn.Module) -> set[int]:
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of the optimizer's state after an update of every parameter."""
+    """Compute the bytes of the optimizer's state after an update of every parameter."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     return sum(
         entry.nbytes for p in parameters for entry in _layout(optimizer, p).values()
@@ -280,7 +306,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def held_bytes(model: nn.Module, optim: OptimConfig) -> dict[str, int]:
-    """Return the bytes of the gradients, and of the optimizer's state after a full update."""
+    """Compute the bytes of the gradients, and of the optimizer's state after an update."""
     return {
         "gradients": sum(p.nbytes for p in model.parameters() if p.requires_grad),
         "optimizer": state_bytes(optimizer_of(model, optim)),
@@ -290,21 +316,22 @@ def held_bytes(model: nn.Module, optim: OptimConfig) -> dict[str, int]:
 def _layout(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter
 ) -> dict[str, Tensor]:
-    """Return the state of `parameter` after an update as meta tensors: shapes without values."""
+    """Return the shapes and types of the state of `parameter` after an update, as meta tensors."""
     like = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
     step = torch.empty((), device="meta")
     if _is_custom(optimizer):
         with unset_fake_temporarily():
             state = _probe_state(optimizer, like.ndim)
-        sizes = dict(zip(_PROBE_SIZES, like.shape, strict=False))
+        real_sizes = dict(zip(_PROBE_SIZES, like.shape, strict=False))
         for entry, value in state.items():
-            shape = [sizes.get(n, n) for n in getattr(value, "shape", ())]
+            probe_shape = getattr(value, "shape", ())
+            shape = [real_sizes.get(size, size) for size in probe_shape]
             dtype = value.dtype if isinstance(value, Tensor) else step.dtype
             state[entry] = torch.empty(shape, dtype=dtype, device="meta")
         return state
 
     if isinstance(optimizer, WithAdamW):
-        optimizer = optimizer.half_of(parameter)
+        optimizer = optimizer.part_for(parameter)
     if isinstance(optimizer, torch.optim.Muon):
         return {"momentum_buffer": like}
     if _is_in_8_bits(optimizer):
@@ -313,13 +340,9 @@ def _layout(
         codes = like.to(torch.uint8)
         n_blocks = math.ceil(like.numel() / _WEIGHTS_PER_BLOCK)
         scales = torch.empty(n_blocks, device="meta")
-        states = {
-            "state1": codes,
-            "state2": codes,
-            "absmax1": scales,
-            "absmax2": scales,
-        }
-        return {"step": step} | states
+        first = {"state1": codes, "absmax1": scales}
+        second = {"state2": codes, "absmax2": scales}
+        return {"step": step, **first, **second}
 
     if not isinstance(optimizer, torch.optim.Adafactor):
         return {"step": step, "exp_avg": like, "exp_avg_sq": like}
@@ -329,12 +352,12 @@ def _layout(
 
 
 def _is_custom(optimizer: torch.optim.Optimizer) -> bool:
-    """True for an optimizer from the user's code."""
+    """Check whether an optimizer is from the user's code."""
     return type(optimizer) not in (torch.optim.AdamW, torch.optim.Adafactor, WithAdamW)
 
 
 def _is_in_8_bits(optimizer: torch.optim.Optimizer) -> bool:
-    """True for an optimizer of bitsandbytes, which may not be installed."""
+    """Check whether an optimizer is from bitsandbytes, which may not be installed."""
     return type(optimizer).__module__.startswith("bitsandbytes.")
 
 
@@ -349,11 +372,10 @@ def optimizer_tensors(
             # The tables of 8-bit codes are constant.
             if value is None or (has_code_tables and entry.startswith("qmap")):
                 continue
-            # bitsandbytes counts updates in a plain integer.
+            # bitsandbytes and some custom optimizers count updates in a plain number.
             is_tensor = isinstance(value, Tensor)
-            tensors[f"{name}/{entry}"] = (
-                value if is_tensor else torch.tensor(float(value))
-            )
+            tensor = value if is_tensor else torch.tensor(float(value))
+            tensors[f"{name}/{entry}"] = tensor
     return tensors
 
 
@@ -373,7 +395,7 @@ def load_optimizer_tensors(
         model: The model of the optimizer's parameters.
         tensors: The state by parameter name and entry.
         where: The checkpoint, for messages.
-        steps: The updates of the run, if known. A larger count in the state is an error.
+        steps: The number of updates so far, if known. A larger count in the state is an error.
 
     Raises:
         CheckpointError: The state belongs to another model or optimizer, or its values are
@@ -381,26 +403,34 @@ def load_optimizer_tensors(
     """
     expected = _expected_state(optimizer, model, tensors)
     differences = _list_differences(tensors, expected, steps=steps)
-    refuse(differences, where=where, what="the optimizer")
+    refuse_differences(differences, where=where, what="the optimizer")
 
     optimizer.state.clear()
     if isinstance(optimizer, WithAdamW) and _is_in_8_bits(optimizer.inner):
-        # The initial state has the tables of 8-bit codes, which checkpoints leave out.
-        inner: Any = optimizer.inner
-        parameters_with_state = {parameter for parameter, *_ in expected.values()}
-        for group_number, group in enumerate(inner.param_groups):
-            for number, parameter in enumerate(group["params"]):
-                if parameter in parameters_with_state:
-                    inner.init_state(group, parameter, group_number, number)
+        _init_code_tables(optimizer.inner, {p for p, *_ in expected.values()})
     for key, (parameter, entry, _) in expected.items():
         value = _copy_to_optimizer(optimizer, parameter, entry, tensors[key])
         optimizer.state[parameter][entry] = value
 
 
+def _init_code_tables(inner: Any, parameters: set[nn.Parameter]) -> None:
+    """Create the initial state of bitsandbytes for some of its parameters.
+
+    This state has the tables of 8-bit codes, which checkpoints leave out.
+    """
+    for group_number, group in enumerate(inner.param_groups):
+        for number, parameter in enumerate(group["params"]):
+            if parameter in parameters:
+                inner.init_state(group, parameter, group_number, number)
+
+
 def _expected_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> dict[str, tuple[nn.Parameter, str, Tensor]]:
-    """Return parameter, entry and layout of the complete state of the parameters in `tensors`."""
+    """Return the complete state of the parameters in `tensors`, by the keys of `tensors`.
+
+    Each entry is the parameter, the name of the state entry, and a meta tensor of its layout.
+    """
     optimized = {p for group in optimizer.param_groups for p in group["params"]}
     updated = {key.rpartition("/")[0] for key in tensors}
     return {
@@ -417,13 +447,12 @@ def _list_differences(
     *,
     steps: int | None,
 ) -> list[str]:
-    """Describe how `tensors` differ from the `expected` state after `steps`, if known."""
-    differences = [
-        f"{key} is unknown to the optimizer" for key in tensors.keys() - expected.keys()
-    ]
-    differences += [
-        " lacks ".join(key.rsplit("/", 1)) for key in expected.keys() - tensors.keys()
-    ]
+    """Describe how `tensors` differ from the `expected` state after at most `steps` updates."""
+    unknown = tensors.keys() - expected.keys()
+    differences = [f"{key} is unknown to the optimizer" for key in unknown]
+    for key in expected.keys() - tensors.keys():
+        parameter_name, _, entry = key.rpartition("/")
+        differences.append(f"{parameter_name} lacks {entry}")
     for key in tensors.keys() & expected.keys():
         value = tensors[key]
         _, entry, like = expected[key]
@@ -438,17 +467,14 @@ def _list_differences(
 
 
 def _find_impossible_value(entry: str, value: Tensor, steps: int | None) -> str | None:
-    """Describe why updates cannot produce this value of a state entry, if so."""
+    """Describe why no run of `steps` updates has this value of a state entry, if so."""
     if entry == "step":
-        max_steps = float("inf") if steps is None else steps
+        max_steps = math.inf if steps is None else steps
         count = float(value)
         # 0 is possible: fused kernels that skip the first update create a state but do not count.
-        is_possible = 0.0 <= count <= max_steps and count.is_integer()
-        return (
-            None
-            if is_possible
-            else f"counts {count:g} updates, in a run of {max_steps:,}"
-        )
+        if 0.0 <= count <= max_steps and count.is_integer():
+            return None
+        return f"counts {count:g} updates, in a run of {max_steps:,}"
     if not value.is_floating_point():
         return None
     if not all_finite(value):
@@ -461,22 +487,21 @@ def _find_impossible_value(entry: str, value: Tensor, steps: int | None) -> str 
 def _copy_to_optimizer(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, entry: str, value: Tensor
 ) -> Tensor | int:
-    """Copy a value to the device and memory layout that the optimizer's kernels expect."""
+    """Copy a value with the device, memory layout and type that the optimizer expects."""
     if value.ndim == 0 and _is_custom(optimizer):
         number_type = type(_probe_state(optimizer, parameter.ndim).get(entry))
         if number_type in (int, float):
             return cast("int", number_type(value.item()))
     if entry == "step":
         if isinstance(optimizer, WithAdamW):
-            optimizer = optimizer.half_of(parameter)
+            optimizer = optimizer.part_for(parameter)
             if _is_in_8_bits(optimizer):
                 return int(value)
         # Fused and capturable kernels count on the device, plain kernels on the CPU.
-        on_device = bool(
-            optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
-        )
+        defaults = optimizer.defaults
+        on_device = bool(defaults.get("fused") or defaults.get("capturable"))
         return value.to(parameter.device if on_device else "cpu").clone()
     if value.shape == parameter.shape:
-        copy_like_parameter = torch.empty_like(parameter, dtype=value.dtype)
-        return copy_like_parameter.copy_(shard_like(copy_like_parameter, value))
+        result = torch.empty_like(parameter, dtype=value.dtype)
+        return result.copy_(shard_like(result, value))
     return value.to(parameter.device).clone()

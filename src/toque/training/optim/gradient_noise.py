@@ -1,4 +1,4 @@
-"""Gradient noise. It is a function of (seed, step, parameter) and needs no state."""
+"""Gradient noise: a function of (seed, step, parameter), without a state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toque.keyed_random import key_of
 from toque.training.distributed.data_parallel import shard_like
 
 _PURPOSE = 0x6E6F697365
-"""Part of the key that makes the noise differ from dropout's numbers of the same (seed, step)."""
+"""Constant part of the key. It makes the noise differ from dropout's random numbers."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class GradientNoise:
     """Gaussian noise of variance eta / (1 + step)^gamma on every gradient.
 
     Source: Neelakantan et al. 2015 (arXiv 1511.06807), eq. 1 and 2, with eta of 0.01, 0.3 or 1 and
-    gamma = 0.55. The noise is added to the summed gradient after clipping. It therefore does not
-    depend on micro-batches and ranks, and clipping does not scale it.
+    gamma = 0.55. The noise is added to the summed gradient after clipping. So it does not depend on
+    micro-batches and ranks, and clipping does not scale it.
     """
 
     eta: float
@@ -29,7 +29,7 @@ class GradientNoise:
     seed: int
 
     def deviation(self, step: int) -> float:
-        """Return the standard deviation of the noise of update `step`, counted from 0.
+        """Return the noise's standard deviation in update `step`, counted from 0.
 
         >>> round(GradientNoise(eta=0.3, gamma=0.55, seed=0).deviation(1000) ** 2, 4)
         0.0067
@@ -45,15 +45,13 @@ class GradientNoise:
             if gradient is None:
                 continue
             generator = torch.Generator(gradient.device)
-            generator.manual_seed(
-                key_of(self.seed, _PURPOSE, step, zlib.crc32(name.encode()))
-            )
+            name_hash = zlib.crc32(name.encode())
+            generator.manual_seed(key_of(self.seed, _PURPOSE, step, name_hash))
             noise = torch.randn(
                 gradient.shape,
                 generator=generator,
                 device=gradient.device,
                 dtype=torch.float32,
             )
-            gradient.add_(
-                shard_like(gradient, noise.to(gradient.dtype)), alpha=deviation
-            )
+            noise = shard_like(gradient, noise.to(gradient.dtype))
+            gradient.add_(noise, alpha=deviation)

@@ -1,4 +1,4 @@
-"""Attributes of an optimizer that checkpoints do not store, to detect hidden state."""
+"""Hidden state of an optimizer: attributes that checkpoints do not store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 Facts = dict[str, Any]
-"""Numbers, texts and tensors by their path, such as "optimizer.steps" or "param_groups[0]['k']"."""
+"""Numbers, strings and tensors by path, e.g. "schedule.steps" or "param_groups[0]['k']"."""
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _SAVED: Final = ("state", "param_groups", "defaults")
 GENERATORS: Final[Mapping[str, Callable[[], Any]]] = {
@@ -45,27 +45,26 @@ def hidden_state(optimizer: torch.optim.Optimizer) -> Facts:
                 _walk(f"param_groups[{number}][{key!r}]", value, facts, visited)
 
     for cls in type(optimizer).__mro__:
-        if cls.__module__.partition(".")[0] not in ("torch", "builtins"):
-            for name, value in vars(cls).items():
-                if not name.startswith("__"):
-                    _walk(f"{cls.__name__}.{name}", value, facts, visited)
+        package = cls.__module__.partition(".")[0]
+        if package in ("torch", "builtins"):
+            continue
+        for name, value in vars(cls).items():
+            if not name.startswith("__"):
+                _walk(f"{cls.__name__}.{name}", value, facts, visited)
     return facts
 
 
 def first_difference(left: Facts, right: Facts) -> str | None:
-    """Return the path of the first difference, if there is one."""
+    """Return the path of the first fact that differs, if there is one."""
     for name in [*left, *(right.keys() - left.keys())]:
-        if (
-            name not in left
-            or name not in right
-            or not _is_equal(left[name], right[name])
-        ):
+        is_in_both = name in left and name in right
+        if not is_in_both or not _is_equal(left[name], right[name]):
             return name
     return None
 
 
 def _walk(name: str, value: Any, facts: Facts, visited: set[int]) -> None:
-    """Add the facts of `value` and its nested objects. An object is visited once."""
+    """Add `value` and its nested objects to `facts`. Each object is visited only once."""
     if isinstance(value, _PLAIN):
         facts[name] = value
         return
@@ -83,40 +82,45 @@ def _walk(name: str, value: Any, facts: Facts, visited: set[int]) -> None:
     elif isinstance(value, np.random.Generator):
         facts[name] = repr(value.bit_generator.state)
     elif not isinstance(value, ModuleType | type):
-        for part, inner in _parts(value):
-            _walk(f"{name}{part}", inner, facts, visited)
+        for suffix, part in _iterate_parts(value):
+            _walk(f"{name}{suffix}", part, facts, visited)
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object with their paths from it."""
+def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an object with the suffixes of their paths."""
     if isinstance(value, Mapping):
         yield ".length", len(value)
-        for number, (key, inner) in enumerate(value.items()):
+        for number, (key, item) in enumerate(value.items()):
             # Each run has other parameter objects, but in the same order.
-            yield f"[{number if isinstance(key, Tensor) else repr(key)}]", inner
-    elif isinstance(value, list | tuple | deque | set | frozenset):
+            label = number if isinstance(key, Tensor) else repr(key)
+            yield f"[{label}]", item
+    elif isinstance(value, set | frozenset):
+        yield ".length", len(value)  # the items have no reproducible order
+    elif isinstance(value, list | tuple | deque):
         yield ".length", len(value)
-        if not isinstance(value, set | frozenset):
-            yield from ((f"[{number}]", inner) for number, inner in enumerate(value))
+        for number, item in enumerate(value):
+            yield f"[{number}]", item
     elif isinstance(value, MethodType):
         yield "", value.__self__
     elif isinstance(value, FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        yield from ((f" ({key})", cell.cell_contents) for key, cell in cells)
+        cells = value.__closure__ or ()
+        for variable, cell in zip(value.__code__.co_freevars, cells, strict=False):
+            yield f" ({variable})", cell.cell_contents
     else:
-        slots = [
-            n for cls in type(value).__mro__ for n in getattr(cls, "__slots__", ())
-        ]
-        names = [*getattr(value, "__dict__", {}), *slots]
-        yield from ((f".{key}", getattr(value, key, None)) for key in names)
+        names = list(getattr(value, "__dict__", {}))
+        for cls in type(value).__mro__:
+            names.extend(getattr(cls, "__slots__", ()))
+        for name in names:
+            yield f".{name}", getattr(value, name, None)
 
 
 def _is_equal(left: Any, right: Any) -> bool:
-    """Compare two facts. NaN equals NaN."""
+    """Check whether two facts are equal. NaN equals NaN."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         if left.shape != right.shape or left.dtype != right.dtype:
             return False
         return torch.equal(left.nan_to_num(), right.nan_to_num())
-    return type(left) is type(right) and (
-        left == right or (left != left and right != right)  # noqa: PLR0124
-    )
+    if type(left) is not type(right):
+        return False
+    are_nan = left != left and right != right  # noqa: PLR0124
+    return bool(left == right or are_nan)

@@ -26,8 +26,8 @@ def muon(matrices: Groups, *, momentum: float = 0.95) -> torch.optim.Optimizer:
         U = (1 - m) G + m M    (Nesterov)
         W = W (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) orthogonalised(U)
 
-    The scale is by Liu et al. 2025 (arXiv 2502.16982, eq. 4), so that the learning rates of AdamW
-    also work for Muon.
+    The scale is from Liu et al. 2025 (arXiv 2502.16982, eq. 4), so that AdamW's learning rates also
+    work for Muon.
     """
     first = next((p for group in matrices for p in group["params"]), None)
     muon_class = torch.optim.Muon
@@ -42,7 +42,7 @@ def muon(matrices: Groups, *, momentum: float = 0.95) -> torch.optim.Optimizer:
 class _Float32Muon(torch.optim.Muon):
     """`torch.optim.Muon` in float32, for processors that only emulate bf16.
 
-    It was 45 times as fast on a CPU with AVX2 (lab/notes.md, 2026-11-26).
+    On a CPU with AVX2 it was 45 times as fast as torch's Muon (lab/notes.md, 2026-11-26).
     """
 
     @torch.no_grad()
@@ -64,19 +64,23 @@ class _Float32Muon(torch.optim.Muon):
 
 
 def _orthogonalised(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Move the singular values of a matrix close to 1, by Newton-Schulz (Jordan et al. 2024)."""
+    """Move a matrix's singular values close to 1 by Newton-Schulz steps (Jordan et al. 2024).
+
+    A step is X = a X + (b A + c A A) X with A = X X^T.
+    """
     a, b, c = group["ns_coefficients"]
     is_tall = matrix.size(0) > matrix.size(1)
-    x = matrix.T if is_tall else matrix  # matmuls with the shorter side are smaller
+    x = matrix.T if is_tall else matrix  # X X^T is smaller for a wide matrix
     x = x / x.norm().clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
         gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.addmm(x, polynomial, x, beta=a)
     return x.T if is_tall else x
 
 
 def adamw_8bit(matrices: Groups, **arguments: Any) -> torch.optim.Optimizer:
-    """Build the AdamW of bitsandbytes, with averages in 8 bits (Dettmers et al. 2022, 2110.02861).
+    """Build bitsandbytes' AdamW with 8-bit averages (Dettmers et al. 2022, arXiv 2110.02861).
 
     Tensors with fewer than 4,096 weights have averages in float32. `arguments` may contain betas
     and eps.
@@ -89,7 +93,8 @@ def adamw_8bit(matrices: Groups, **arguments: Any) -> torch.optim.Optimizer:
     with needing("quant", "optim.name=adamw8bit", otherwise=otherwise):
         from bitsandbytes import optim
     untyped: Any = optim
-    with unset_fake_temporarily():  # it computes tables of codes, even for a fake model
+    # The constructor computes tables of 8-bit codes, also for a fake model.
+    with unset_fake_temporarily():
         optimizer: torch.optim.Optimizer = untyped.AdamW8bit(
             matrices, lr=0.0, **arguments
         )
@@ -98,10 +103,10 @@ def adamw_8bit(matrices: Groups, **arguments: Any) -> torch.optim.Optimizer:
 
 @final
 class WithAdamW(torch.optim.Optimizer):
-    """Optimizer of matrices and a fused AdamW of other parameters, as a single optimizer.
+    """Optimizer for matrices and fused AdamW for other parameters, combined into one optimizer.
 
-    Vectors, embeddings and the output head are not linear maps, and the rows of embeddings are
-    used rarely and unevenly. Muon and averages in 8 bits do not suit them.
+    Muon and 8-bit averages do not suit vectors, embeddings and the output head: these are not
+    linear maps between hidden states, and the rows of embeddings are used rarely and unevenly.
     """
 
     def __init__(
@@ -113,17 +118,15 @@ class WithAdamW(torch.optim.Optimizer):
         super().__init__([*self.inner.param_groups, *self.adamw.param_groups], {})
         self.inner.state = self.adamw.state = self.state
 
-    def half_of(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
-        """Return the optimizer that updates `parameter`."""
-        inner_parameters = (
-            p for group in self.inner.param_groups for p in group["params"]
-        )
-        return (
-            self.inner if any(parameter is p for p in inner_parameters) else self.adamw
-        )
+    def part_for(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        """Return the one of the two optimizers that updates `parameter`."""
+        for group in self.inner.param_groups:
+            if any(parameter is p for p in group["params"]):
+                return self.inner
+        return self.adamw
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update of both optimizers."""
+        """Apply one update with both optimizers."""
         del closure
         self.inner.step()
         self.adamw.step()

@@ -1,56 +1,34 @@
-"""Drill: a crash test of short copies of a run, on the user's machine and disk.
+"""Drill: a crash test with short copies of a run, on the user's machine and disk.
 
 Each copy must end with exactly the weights, optimizer and losses of an undisturbed run. Sessions
-are forked from a process that has imported torch but computed nothing, because a child would lack
-the threads of a process that has computed. So a restart takes tenths of a second.
+are forked from a process that has imported torch, so a restart takes tenths of a second.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-import multiprocessing
 import os
 import platform
 import random
 import shutil
-import signal
-import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
 
-from toque.config import Resolved, RunConfig, load_config
+from toque.config import RunConfig, load_config
 from toque.config.user_code import refuse_foreign_code
-from toque.errors import (
-    CheckFailed,
-    CheckpointError,
-    ConfigError,
-    Interrupted,
-    argument,
-)
+from toque.errors import CheckFailed, CheckpointError, ConfigError, argument
 from toque.reporter import SILENT, Reporter
-from toque.runs.history import METRICS, read_metrics
-from toque.storage.atomic import sha256_of
-from toque.storage.no_follow import open_append
+from toque.workflows.diagnosis.drill_faults import SAVES, FaultTests, Outcome
+from toque.workflows.diagnosis.run_facts import newest_checkpoint
 from toque.workflows.results import Model, model_folder
 
-if TYPE_CHECKING:
-    from toque.training.observers.watchers import RunState
-
-SAVES: Final = 8
-"""Number of checkpoints per run."""
 _COPIES: Final = 10
-"""Most checkpoints in the scratch folder at a time."""
-_POLL_SECONDS: Final = 0.002
-_SAME: Final = "same bits at the end"
+"""Maximum number of checkpoints in the scratch folder at a time."""
 QUIET: Final = (
     "train.keep_last=2",
     "train.early_stopping=null",
@@ -67,31 +45,7 @@ QUIET: Final = (
     "observe.webhook=null",
     "observe.callbacks=[]",
 )
-"""Overrides that switch off everything that does not affect updates."""
-
-_REPORTED: Final = f"damage reported, previous checkpoint used, {_SAME}"
-_EXPECTED: Final = {
-    "two runs in one folder": f"second refused (exit code {CheckpointError.exit_code}), {_SAME}",
-    "killed (SIGKILL)": _SAME,
-    "stopped (SIGTERM)": f"step saved, exit code {Interrupted.exit_code}, {_SAME}",
-    "a flipped bit": _REPORTED,
-    "a truncated file": _REPORTED,
-}
-"""Expected outcome of each fault."""
-Facts = Mapping[str, Any]
-"""Results of training by name: hashes, and the loss of every step."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of a fault, a row of the table."""
-
-    fault: str
-    done: str
-    expected: str
-    happened: str
-    verdict: Literal["ok", "FAILED"]
-    seconds: float
+"""Overrides that switch off everything that does not affect the updates."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +64,16 @@ class DrillResult:
 
     def record(self) -> dict[str, Any]:
         """Return the outcomes as JSON, with the versions and number of cores."""
+        cores = None
+        if hasattr(os, "sched_getaffinity"):  # only on Linux
+            cores = len(os.sched_getaffinity(0))
+        versions = {"python": platform.python_version(), "torch": version("torch")}
         return {
             "run": str(self.run),
             "ok": not self.failed,
-            "versions": {
-                "python": platform.python_version(),
-                "torch": version("torch"),
-            },
-            "cores": len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else None,
-            "outcomes": [asdict(o) for o in self.outcomes],
+            "versions": versions,
+            "cores": cores,
+            "outcomes": [asdict(outcome) for outcome in self.outcomes],
         }
 
     def raise_if_failed(self) -> None:
@@ -171,10 +124,12 @@ def drill(
             f"{argument('steps')} must be at least {SAVES} and {argument('kills')} at least 0, not "
             f"{steps} and {kills}."
         )
+    save_every = steps // SAVES
     overrides = [
         *QUIET,
-        f"train.save_every={steps // SAVES} steps",
-        f"train.evaluate_every={2 * (steps // SAVES) + 1} steps",
+        f"train.save_every={save_every} steps",
+        # Not a multiple of the saves, so that most saves and evaluations have different steps.
+        f"train.evaluate_every={2 * save_every + 1} steps",
     ]
     load_copy = partial(
         load_config, folder / "config.yaml", trust_code=trust_code or None
@@ -188,18 +143,44 @@ def drill(
             f"count one step per second: {', '.join(converted)}"
         )
 
-    needed = _COPIES * sum(
-        file.stat().st_size for file in _newest_checkpoint(folder).glob("*")
-    )
+    _refuse_small_disk(folder)
+    with _open_scratch(folder) as scratch:
+        # All sessions are forked from this process, so they share the import.
+        importlib.import_module("toque.workflows.training_child")
+        tests = FaultTests(
+            folder,
+            Path(scratch),
+            load_copy,
+            overrides,
+            steps,
+            kills,
+            random.Random(seed),
+            reporter.notice,
+        )
+        return DrillResult(folder, tuple(tests.outcomes()))
+
+
+def _refuse_small_disk(folder: Path) -> None:
+    """Raise a CheckpointError if the disk of a run has no space for the copies."""
+    newest = newest_checkpoint(folder)
+    needed = _COPIES * sum(file.stat().st_size for file in newest.glob("*"))
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
             f"The drill needs space for {_COPIES} checkpoints next to {folder}: {needed:,} bytes, "
             f"but only {free:,} are free. Free some disk space first."
         )
+
+
+def _open_scratch(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """Make a temporary folder next to a run.
+
+    Raises:
+        CheckpointError: The parent of the run cannot be written.
+    """
     parent = folder.resolve().parent
     try:
-        scratch = tempfile.TemporaryDirectory(
+        return tempfile.TemporaryDirectory(
             prefix=f"drill-{folder.name}-", dir=parent, ignore_cleanup_errors=True
         )
     except OSError as error:
@@ -208,454 +189,23 @@ def drill(
             "run, to test the disk of the run. Change the permissions, or copy the run to another "
             "folder."
         ) from error
-    with scratch:
-        # Before the first fork.
-        importlib.import_module("toque.workflows.training_child")
-        faults = _Drill(
-            folder,
-            Path(scratch.name),
-            load_copy,
-            overrides,
-            steps,
-            kills,
-            random.Random(seed),
-            reporter.notice,
-        )
-        return DrillResult(folder, tuple(faults.outcomes()))
 
 
 def convert_times_to_steps(config: RunConfig, min_steps: int) -> list[str]:
     """Return overrides that replace each second of a learning-rate schedule by a step.
 
-    The run has at least `min_steps` steps, and every part of its schedule is shorter.
+    The run then has at least `min_steps` steps, and every part of its schedule is shorter.
     """
     optim, length = config.optim, config.train.stop_after
     parts = {"optim.warmup": optim.warmup, "optim.cooldown": optim.cooldown}
     if optim.cycles is not None:
         parts["optim.cycles.first"] = optim.cycles.first
     steps: dict[str, float] = {}
-    total = length.amount if length.unit == "steps" else math.inf
+    total_steps = length.amount if length.unit == "steps" else math.inf
     if length.seconds is not None:
-        total = max(min_steps, round(length.seconds))
-        steps["train.stop_after"] = total
+        total_steps = max(min_steps, round(length.seconds))
+        steps["train.stop_after"] = total_steps
     for name, part in parts.items():
         if part is not None and part.seconds is not None:
-            steps[name] = max(1, min(round(part.seconds), total - 1))
+            steps[name] = max(1, min(round(part.seconds), total_steps - 1))
     return [f"{name}={n:.0f} steps" for name, n in steps.items()]
-
-
-class StopAt:
-    """Callback that ends a session at a step without changing the schedules of the run."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, state: RunState) -> str | None:
-        """Stop at the step or later."""
-        return "stop" if state.step >= self.step else None
-
-    on_train_begin = on_step_end  # a session may begin at the step
-
-
-@dataclass
-class _Drill:
-    """Faults, one after another, on copies of a run in `scratch`."""
-
-    run: Path
-    scratch: Path
-    load_copy: Callable[[Sequence[str]], Resolved]
-    """Function that loads the run's configuration with overrides."""
-    overrides: Sequence[str]
-    """Overrides of every copy."""
-    steps: int
-    kills: int
-    chance: random.Random
-    say: Callable[[str], None]
-    sessions: list[Session] = field(default_factory=list)
-    expected: Facts = field(default_factory=dict)
-    """Results of the undisturbed run."""
-
-    @property
-    def save_every(self) -> int:
-        """Steps between two saves."""
-        return self.steps // SAVES
-
-    @property
-    def interrupted(self) -> Path:
-        """Folder of a run that SIGTERM stopped, for later damage."""
-        return self.scratch / "interrupted"
-
-    def outcomes(self) -> Iterator[Outcome]:
-        """Test all faults.
-
-        Raises:
-            CheckpointError: The run does not train undisturbed.
-            ConfigError: The run is shorter than the drill.
-        """
-        try:
-            life, training = self._train_undisturbed()
-            # Each function returns its action and the problems that it caused.
-            faults: tuple[Callable[[], tuple[str, list[str]]], ...] = (
-                self._start_twice,
-                partial(self._kill, life, training),
-                self._terminate,
-                partial(self._damage, self._flip_bit),
-                partial(self._damage, self._truncate),
-            )
-            for (fault, expected), test in zip(_EXPECTED.items(), faults, strict=True):
-                self.say(fault)
-                began = time.monotonic()
-                action, problems = test()
-                happened = "; ".join(dict.fromkeys(problems)) or "as expected"
-                seconds = round(time.monotonic() - began, 1)
-                verdict: Literal["ok", "FAILED"] = "FAILED" if problems else "ok"
-                yield Outcome(fault, action, expected, happened, verdict, seconds)
-        finally:
-            for session in self.sessions:
-                session.send(signal.SIGKILL)
-                session.wait()
-
-    def _start_session(self, run: Path) -> Session:
-        """Begin or continue the training of a run folder."""
-        # These load torch, which the checks of the arguments do not need.
-        from toque.training.checkpoint.store import run_lock
-        from toque.training.resources import RESOURCES
-        from toque.workflows.training_child import train_in_child
-
-        # Other measured settings could change the last bits, so a copy uses the run's settings.
-        if not run.exists():
-            with run_lock(run / "checkpoints"):  # this marks the folder as a run
-                if (self.run / RESOURCES).exists():
-                    shutil.copy(self.run / RESOURCES, run / RESOURCES)
-        log = self.scratch / f"{len(self.sessions)}.log"
-        settings = self.load_copy([*self.overrides, f"run_dir={run}"])
-        callbacks = [StopAt(self.steps)]
-        session = Session(
-            lambda: train_in_child(settings, log, callbacks=callbacks), log
-        )
-        self.sessions.append(session)
-        return session
-
-    def _train_undisturbed(self) -> tuple[float, float]:
-        """Train a copy and store its results.
-
-        Returns:
-            The seconds of the session, and the seconds after its first event.
-        """
-        self.say("an undisturbed run")
-        run = self.scratch / "whole"
-        began = time.monotonic()
-        session = self._start_session(run)
-        session.wait_until(lambda: bool(events(run)))
-        first_event = time.monotonic()
-        code = session.wait()
-        end = time.monotonic()
-        if code != 0:
-            raise CheckpointError(
-                f"The run does not train here even undisturbed (exit code {code}): "
-                f"{session.last_lines()} Fix this first, and start the drill in the folder where "
-                "you started the run."
-            )
-        self.expected = facts_of(run)
-        if self.expected["last step"] < self.steps:
-            raise ConfigError(
-                f"{argument('steps')} is {self.steps}, but the run ends after "
-                f"{self.expected['last step']} steps. Use fewer steps or a longer run."
-            )
-        shutil.rmtree(run)
-        return end - began, end - first_event
-
-    def _compare_end(self, run: Path, session: Session) -> list[str]:
-        """Wait for the end of a run, return its problems, and remove its folder."""
-        code = session.wait()
-        if code != 0:
-            return [f"continuing ended with exit code {code}: {session.last_lines()}"]
-        problems = [
-            f"other {name}" for name in find_differences(self.expected, facts_of(run))
-        ]
-        shutil.rmtree(run)
-        return problems
-
-    def _start_twice(self) -> tuple[str, list[str]]:
-        run = self.scratch / "shared"
-        problems = []
-        first = self._start_session(run)
-        if first.wait_until(lambda: steps_done(run) >= 1):
-            # Otherwise it might end before the second session begins.
-            first.send(signal.SIGSTOP)
-            second = self._start_session(run)
-            code = second.wait()
-            first.send(signal.SIGCONT)
-            if code != CheckpointError.exit_code or "in use" not in second.read_log():
-                problems.append(
-                    f"the second ended with exit code {code}: {second.last_lines()}"
-                )
-        problems += self._compare_end(run, first)
-        return "started a second session while the first trained", problems
-
-    def _kill(self, life: float, training: float) -> tuple[str, list[str]]:
-        def new_folder(n: int) -> Path:
-            for old in self.scratch.glob("killed-*"):
-                shutil.rmtree(old)
-            return self.scratch / f"killed-{n}"
-
-        result = kill_and_continue(
-            self._start_session,
-            new_folder,
-            self.expected,
-            kills=self.kills,
-            span=life,
-            training=training,
-            chance=self.chance,
-            after_kill=lambda _run, n: self.say(f"SIGKILL {n} of {self.kills}"),
-        )
-        counts = Counter(activity for activity, _ in result.moments)
-        activities = ", ".join(
-            f"{count} while {name}" for name, count in counts.items()
-        )
-        noun = "run" if result.finished == 1 else "runs"
-        action = (
-            f"at {len(result.moments)} random moments ({activities}), continued each time: "
-            f"{result.finished} finished {noun}"
-        )
-        return action, result.problems
-
-    def _terminate(self) -> tuple[str, list[str]]:
-        run = self.scratch / "stopped"
-        problems = []
-        step = self.chance.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
-        session = self._start_session(run)
-        if session.wait_until(lambda: steps_done(run) >= step):
-            session.send(signal.SIGTERM)
-        code = session.wait()
-        saved_step, last_step = newest_step(run), steps_done(run)
-        if code != Interrupted.exit_code:
-            problems.append(f"it ended with exit code {code}")
-        elif saved_step != last_step:
-            problems.append(f"it reached step {last_step} but saved step {saved_step}")
-        else:
-            shutil.copytree(run, self.interrupted, symlinks=True)
-        problems += self._compare_end(run, self._start_session(run))
-        return f"after step {step}, saved at step {saved_step}, continued", problems
-
-    def _flip_bit(self, checkpoint: Path) -> str:
-        path = checkpoint / "model.safetensors"
-        data = bytearray(path.read_bytes())
-        bit = self.chance.randrange(8 * len(data))
-        data[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(data)
-        return f"flipped bit {bit:,} of {path.name}"
-
-    def _truncate(self, checkpoint: Path) -> str:
-        path = checkpoint / "optimizer.safetensors"
-        size = self.chance.randrange(path.stat().st_size)
-        os.truncate(path, size)
-        return f"truncated {path.name} to {size:,} bytes"
-
-    def _damage(self, damage: Callable[[Path], str]) -> tuple[str, list[str]]:
-        """Damage the newest checkpoint of the interrupted run, and continue it."""
-        if not self.interrupted.exists():
-            return "nothing", ["not tested, because no session stopped correctly"]
-        run = self.scratch / "damaged"
-        shutil.copytree(self.interrupted, run, symlinks=True)
-        newest = _newest_checkpoint(run)
-        action = f"{damage(newest)} of the newest checkpoint ({newest.name})"
-        session = self._start_session(run)
-        problems = self._compare_end(run, session)
-        if f"skipped {newest.name}" not in "".join(session.read_log().split("\n")):
-            problems.append("the damaged checkpoint was not reported")
-        return action, problems
-
-
-class Session:
-    """A training process with its output in `log`."""
-
-    def __init__(self, body: Callable[[], int], log: Path) -> None:
-        self.log = log
-        self._process = multiprocessing.get_context("fork").Process(
-            target=_run, args=(body, log)
-        )
-        self._process.start()
-
-    @property
-    def code(self) -> int | None:
-        """Exit code, negative after a fatal signal; None while the process runs."""
-        return self._process.exitcode
-
-    def wait(self) -> int:
-        """Wait for the end. Return the exit code."""
-        self._process.join()
-        assert self.code is not None
-        return self.code
-
-    def wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition. Return False if the session ends first."""
-        while not condition():
-            if self.code is not None:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal, if the process runs."""
-        if self.code is None and self._process.pid is not None:
-            os.kill(self._process.pid, number)
-
-    def kill_after(self, seconds: float) -> bool:
-        """Send SIGKILL after a time. Return False if the session ends first."""
-        self._process.join(seconds)
-        self.send(signal.SIGKILL)
-        return self.wait() == -signal.SIGKILL
-
-    def read_log(self) -> str:
-        """Return the output so far."""
-        return (
-            self.log.read_text(encoding="utf-8", errors="replace")
-            if self.log.exists()
-            else ""
-        )
-
-    def last_lines(self) -> str:
-        """Return the last three lines of the output."""
-        return " ".join(self.read_log().strip().splitlines()[-3:])
-
-
-def _run(body: Callable[[], int], log: Path) -> None:
-    file = open_append(log)
-    for standard_stream in (1, 2):
-        os.dup2(file, standard_stream)
-    sys.exit(body())
-
-
-def newest_step(run: Path) -> int:
-    """Return the step of the newest checkpoint folder, which may be incomplete, or 0."""
-    steps = [
-        path.name.rpartition("-")[2] for path in (run / "checkpoints").glob("step-*")
-    ]
-    return max(map(int, steps), default=0)
-
-
-def _newest_checkpoint(run: Path) -> Path:
-    """Return the folder of the newest checkpoint. It does not exist for step 0."""
-    return run / "checkpoints" / f"step-{newest_step(run):08d}"
-
-
-def events(run: Path) -> list[dict[str, Any]]:
-    """Read the events of a run, without updates that were repeated."""
-    with suppress(OSError):
-        return read_metrics(run / METRICS)
-    return []
-
-
-def steps_done(run: Path) -> int:
-    """Return the newest step in `metrics.jsonl`."""
-    return max((e["step"] for e in events(run) if e["event"] == "step"), default=0)
-
-
-def facts_of(run: Path) -> Facts:
-    """Hash the last weights, optimizer and finished model, and read the loss of every step."""
-    last = _newest_checkpoint(run)
-    files = {
-        "weights": last / "model.safetensors",
-        "optimizer": last / "optimizer.safetensors",
-        **{
-            f"model/{path.name}": path for path in (run / "model").glob("*.safetensors")
-        },
-    }
-    hashes = {name: sha256_of(path) for name, path in files.items() if path.exists()}
-    losses = {e["step"]: e["loss"] for e in events(run) if e["event"] == "step"}
-    return {"last step": newest_step(run), **hashes, "losses": losses}
-
-
-def find_differences(expected: Facts, actual: Facts) -> list[str]:
-    """Return the names of facts that differ."""
-    return [
-        name
-        for name in {**expected, **actual}
-        if expected.get(name) != actual.get(name)
-    ]
-
-
-@dataclass
-class Kills:
-    """Outcome of repeated kills."""
-
-    moments: list[tuple[str, int]] = field(default_factory=list)
-    """Activity and newest logged step at each kill."""
-    finished: int = 0
-    """Number of runs that reached their end."""
-    problems: list[str] = field(default_factory=list)
-    """Differences from the expected results, and sessions that failed."""
-
-
-def kill_and_continue(
-    start: Callable[[Path], Session],
-    new_folder: Callable[[int], Path],
-    expected: Facts,
-    *,
-    kills: int,
-    span: float,
-    training: float = 0.0,
-    chance: random.Random,
-    facts: Callable[[Path], Facts] = facts_of,
-    after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
-) -> Kills:
-    """Kill sessions with SIGKILL at random moments, and continue each run to its end.
-
-    The moments are uniform in the `span` seconds of a session. If starting takes most of this time,
-    few kills would hit training, so every second moment is uniform in the `training` seconds after
-    the first event. A run that ends before its kill is compared, and a new one begins.
-
-    Args:
-        start: Begins or continues the training of a folder.
-        new_folder: Returns the folder of a new run by its number.
-        expected: Results of an undisturbed run.
-        kills: Number of kills.
-        span: Seconds of an undisturbed session.
-        training: Seconds of an undisturbed session after its first event, or 0.
-        chance: Source of the random moments.
-        facts: Returns the results of a run.
-        after_kill: Receives the folder and the number of kills so far.
-    """
-    result = Kills()
-    run = new_folder(0)
-    while True:
-        began = time.time()
-        session = start(run)
-        if len(result.moments) < kills:
-            seconds = span
-            if training > 0 and len(result.moments) % 2 == 1:
-                seconds = training
-                session.wait_until(partial(_has_logged, run, began))
-            if session.kill_after(chance.uniform(0.0, seconds)):
-                result.moments.append((_activity(run, began), steps_done(run)))
-                after_kill(run, len(result.moments))
-                continue
-        code = session.wait()
-        result.finished += 1
-        if code != 0:
-            last_line = session.read_log().strip().splitlines()[-1:]
-            result.problems.append(
-                f"a session ended with {code}: {' '.join(last_line)}"
-            )
-        else:
-            result.problems += [
-                f"other {name}" for name in find_differences(expected, facts(run))
-            ]
-        if len(result.moments) >= kills or code != 0:
-            return result
-        run = new_folder(result.finished)
-
-
-def _has_logged(run: Path, began: float) -> bool:
-    log = run / METRICS
-    return log.exists() and log.stat().st_mtime >= began
-
-
-def _activity(run: Path, began: float) -> str:
-    """Return the activity of a killed session that began at a time."""
-    if not _has_logged(run, began):
-        return "starting"
-    if any(path.stat().st_mtime >= began for path in run.glob("*/temp-*")):
-        return "saving"
-    return "ending" if (run / "evaluation.json").exists() else "training"

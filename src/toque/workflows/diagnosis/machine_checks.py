@@ -28,10 +28,10 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from toque.errors import CheckFailed
-from toque.hardware.devices import no_gpu, unusable
-from toque.hardware.memory import held_by_others
+from toque.hardware.devices import why_no_gpu, why_unusable
+from toque.hardware.memory import describe_other_use
 from toque.hardware.onednn import has_fast_bf16
-from toque.hardware.processor import WORTH_WHILE, others_now, usable_cores
+from toque.hardware.processor import WORTH_WHILE, measure_other_use, usable_cores
 from toque.hardware.thread_waits import chosen_by_user, waits_in
 from toque.reporter import SILENT, Reporter
 from toque.version import __version__
@@ -127,7 +127,7 @@ def check_machine(*, reporter: Reporter = SILENT) -> Checkup:
         scratch = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="toque-doctor-"))
         )
-        other_cores = others_now()  # before these checks use the cores
+        other_cores = measure_other_use()  # before these checks use the cores
         pool = stack.enter_context(ThreadPoolExecutor())
         slow_checks = [
             pool.submit(_check_all_reduce, backend, scratch) for backend in backends
@@ -260,7 +260,7 @@ def _check_gpus() -> Iterator[MachineCheck]:
             driver = next(iter(result.stdout.split()), None)
 
     if not torch.cuda.is_available():
-        reason, is_error = no_gpu()
+        reason, is_error = why_no_gpu()
         if is_error or driver is not None:
             yield _build_check(
                 "GPU",
@@ -275,7 +275,7 @@ def _check_gpus() -> Iterator[MachineCheck]:
 
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
-        if problem := unusable(device):
+        if problem := why_unusable(device):
             value, todo = problem.split(". ", 1)
             yield _build_check(f"GPU {index}", value, todo, needed=index == 0)
             continue
@@ -283,7 +283,7 @@ def _check_gpus() -> Iterator[MachineCheck]:
         free, total = torch.cuda.mem_get_info(device)
         value = f"{torch.cuda.get_device_name(device)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB"
 
-        others = held_by_others(device)
+        others = describe_other_use(device)
         todo = ""
         if others:
             todo = f"For larger models and more rows, end other programs: {others}."

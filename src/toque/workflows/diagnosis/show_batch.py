@@ -51,7 +51,11 @@ def show_batch(
     if config.curriculum is not None:
         heading += f"; stage {cursor.stage + 1}"
 
-    sides = stream.varied.at(stream.plan.epoch_key(cursor)) if stream.varied else store
+    sides = (
+        stream.varied.for_epoch(stream.plan.epoch_key(cursor))
+        if stream.varied
+        else store
+    )
     tasks, codec = store.column("task"), store.codec()
     names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
     examples = []

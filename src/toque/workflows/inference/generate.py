@@ -21,30 +21,75 @@ from toque.models.generation.options import (
 )
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
-from toque.workflows.model_record import (
-    check_model,
-    finished_model,
+from toque.workflows.results import Answer, Model, Written, existing_folder
+from toque.workflows.trained_model.folders import check_model, finished_model
+from toque.workflows.trained_model.prompt_format import find_task, task_classes
+from toque.workflows.trained_model.prompt_reader import (
+    ReadPrompt,
+    check_utf8,
+    read_prompts,
+)
+from toque.workflows.trained_model.training_record import (
     read_adapter_record,
     read_record,
     writes_recipes,
 )
-from toque.workflows.prompts import (
-    ReadPrompt,
-    check_utf8,
-    find_task,
-    read_prompts,
-    task_classes,
-)
-from toque.workflows.results import Answer, Model, Written, existing_folder
 
 if TYPE_CHECKING:
     from toque.models.generation.constraints import Constraint
     from toque.workflows.inference.open_model import OpenedModel
 
+Prompts = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+"""One prompt or several. Each is a text or a record of fields."""
 OnText = Callable[[int, Written], object]
 """Function called with the number of a text and the text so far."""
 _UNFINISHED = "\ufffd"
 """Replacement character, which a decoder returns for an incomplete sequence of bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """Texts to generate: their prompts, number, form and sampling options."""
+
+    prompts: Prompts = ()
+    file: str | Path | None = None
+    """File with more prompts."""
+    task: str | None = None
+    """Task that the model learned; None for a recipe, if the model writes recipes."""
+    adapters: Sequence[str | Path] = ()
+    """Adapter folders or finished runs. Each answers every prompt."""
+    raw: bool = False
+    """True to send prompts unchanged."""
+    n: int = 1
+    """Texts per prompt."""
+    must_use: bool = False
+    """True to constrain recipes to the recipe format and the ingredients in their prompts."""
+    schema: Mapping[str, Any] | None = None
+    """JSON schema of the texts; None for free texts."""
+    options: GenerationOptions
+    best: BestOf
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for values that are not allowed or cannot be combined."""
+        refuse_non_numbers(n=self.n)
+        if self.n < 1:
+            raise ConfigError(f"{argument('n')} is {self.n}; it must be at least 1.")
+        if self.must_use and self.schema is not None:
+            raise ConfigError(
+                f"{argument('must_use')} and {argument('schema')} cannot be combined, because each "
+                "constrains the form of the texts. Use one of them."
+            )
+        if self.must_use and self.task not in (None, "write"):
+            raise ConfigError(
+                f"{argument('must_use')} and {argument(f'task={self.task}')} cannot be combined: "
+                "the first constrains recipes, and the task asks for other texts. Use one of them."
+            )
+        self.best.check(self.options, n_results=self.n)
+
+    @property
+    def in_json(self) -> bool:
+        """True for texts that a schema constrains."""
+        return self.schema is not None
 
 
 def generate(
@@ -113,9 +158,12 @@ def generate(
         DataError: A file cannot be read.
         CheckpointError: A run has no checkpoint, or the record of its training is damaged.
     """
-    refuse_non_numbers(n=n, best_of=best_of)
+    refuse_non_numbers(best_of=best_of)
     request = GenerationRequest(
+        prompts=prompts,
+        file=file,
         task=task,
+        adapters=adapters,
         raw=raw,
         n=n,
         must_use=must_use,
@@ -130,119 +178,109 @@ def generate(
         ),
         best=BestOf(best_of, by),
     )
+    return generate_texts(
+        run_or_model, request, device=device, on_text=on_text, reporter=reporter
+    )
+
+
+def generate_texts(
+    run_or_model: Model,
+    request: GenerationRequest,
+    *,
+    device: str = "auto",
+    on_text: OnText | None = None,
+    reporter: Reporter = SILENT,
+) -> list[Written]:
+    """Generate the texts of a request, adapter by adapter; see `generate`."""
     folder = check_model(run_or_model)
-    batches = _read_batches(folder, prompts, file, adapters, request)
+    batches = _read_batches(folder, request)
 
     with reporter.working(f"reading {folder}"):
         # Torch is loaded only after all arguments are checked.
         from toque.hardware.glibc_malloc import keep_freed_memory
-        from toque.models.generation.engine import emulation_in_words
+        from toque.models.generation.engine import describe_emulation
         from toque.workflows.inference.open_model import open_model
 
         adapter_folders = [
-            batch.adapter.folder for batch in batches if batch.adapter is not None
+            batch.folder for batch in batches if batch.adapter is not None
         ]
         opened = open_model(
             folder, device=device, adapters=adapter_folders, reporter=reporter
         )
         if opened.model.device.type == "cpu":
             keep_freed_memory()
-    if note := emulation_in_words(precision, opened.model):
+    if note := describe_emulation(request.options.precision, opened.model):
         reporter.notice(note)
-    return _write_batches(opened, batches, request, on_text=on_text, reporter=reporter)
 
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationRequest:
-    """Number and format of the texts to generate."""
-
-    task: str | None
-    raw: bool
-    """True to send prompts unchanged."""
-    n: int
-    """Texts per prompt."""
-    must_use: bool
-    """True to constrain recipes to the recipe format and the ingredients in their prompts."""
-    schema: Mapping[str, Any] | None
-    """JSON schema of the texts."""
-    options: GenerationOptions
-    best: BestOf
-
-    def __post_init__(self) -> None:
-        """Raise a ConfigError for options that cannot be combined."""
-        if self.n < 1:
-            raise ConfigError(f"{argument('n')} is {self.n}; it must be at least 1.")
-        if self.must_use and self.schema is not None:
-            raise ConfigError(
-                f"{argument('must_use')} and {argument('schema')} cannot be combined, because each "
-                "constrains the form of the texts. Use one of them."
-            )
-        if self.must_use and self.task not in (None, "write"):
-            raise ConfigError(
-                f"{argument('must_use')} and {argument(f'task={self.task}')} cannot be combined: "
-                "the first writes recipes only, and the task asks for other texts. Use one of them."
-            )
-        self.best.check(self.options, n_results=self.n)
-
-    @property
-    def in_json(self) -> bool:
-        """True for texts that a schema constrains."""
-        return self.schema is not None
-
-
-def _read_batches(
-    folder: Path,
-    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
-    file: str | Path | None,
-    adapters: Sequence[str | Path],
-    request: GenerationRequest,
-) -> list[_Batch]:
-    """Read the prompts in the format that the model, or each adapter, was trained on."""
-    task, best = request.task, request.best
-    batches = []
-    for adapter, record in _records(folder, adapters):
-        written_task = _task_to_write(
-            task, record, folder if adapter is None else adapter.name
+    texts: list[Written] = []
+    for number, batch in enumerate(batches):
+        active = opened
+        if batch.adapter is not None:
+            active = opened.with_adapter(number, batch.folder, batch.record)
+        texts += _generate_batch(
+            active, batch, request, len(texts), on_text=on_text, reporter=reporter
         )
-        read = read_prompts(
-            prompts,
-            file,
-            task=written_task,
+    n_cut = sum(text.is_cut for text in texts)
+    if n_cut:
+        reporter.notice(
+            f"{n_cut} of {len(texts)} texts reached the longest length before their JSON was "
+            f"complete. Raise {argument('max_new_tokens')}, or add limits to the schema."
+        )
+    return texts
+
+
+class _Batch(NamedTuple):
+    """Prompts for an adapter or for the model itself."""
+
+    adapter: str | None
+    """Name of the adapter in the call; None for the model itself."""
+    folder: Path
+    record: Provenance
+    prompts: list[ReadPrompt]
+
+
+def _read_batches(folder: Path, request: GenerationRequest) -> list[_Batch]:
+    """Read the prompts in the format that the model, or each adapter, was trained on.
+
+    Raises:
+        ConfigError: A prompt or the task does not suit the model.
+    """
+    batches = []
+    for adapter, path, record in _read_records(folder, request.adapters):
+        prompts = read_prompts(
+            request.prompts,
+            request.file,
+            task=_find_text_task(request.task, record, adapter or folder),
             raw=request.raw,
             recipes=writes_recipes(record),
             blanks=record.form == "documents",
         )
-        best.check_prompts(
-            [prompt.text for prompt in read],
+        request.best.check_prompts(
+            [prompt.text for prompt in prompts],
             in_json=request.in_json,
             knows_recipes=record.knows_recipes,
         )
-        repeated = [prompt for prompt in read for _ in range(max(request.n, best.n))]
-        batches.append(_Batch(adapter, record, repeated))
+        n_texts = max(request.n, request.best.n)
+        repeated = [prompt for prompt in prompts for _ in range(n_texts)]
+        batches.append(_Batch(adapter, path, record, repeated))
     return batches
 
 
-class _Adapter(NamedTuple):
-    """An adapter's name from the call, and its folder."""
-
-    name: str
-    folder: Path
-
-
-def _records(
+def _read_records(
     folder: Path, adapters: Sequence[str | Path]
-) -> list[tuple[_Adapter | None, Provenance]]:
-    """Pair each adapter, or None for the model itself, with its record."""
+) -> list[tuple[str | None, Path, Provenance]]:
+    """Return the name, folder and record of each adapter, or of the model itself (None)."""
     if not adapters:
-        return [(None, read_record(folder))]
-    resolved = [_Adapter(str(name), _adapter_in(name)) for name in adapters]
+        return [(None, folder, read_record(folder))]
+    folders = [_find_adapter(name) for name in adapters]
     return [
-        (adapter, read_adapter_record(adapter.folder, folder)) for adapter in resolved
+        (str(name), path, read_adapter_record(path, folder))
+        for name, path in zip(adapters, folders, strict=True)
     ]
 
 
-def _adapter_in(name: str | Path) -> Path:
-    """Return the folder of an adapter, given that folder or a finished run.
+def _find_adapter(name: str | Path) -> Path:
+    """Return the folder of an adapter, from that folder or a finished run.
 
     Raises:
         ConfigError: The folder has no adapter.
@@ -257,98 +295,82 @@ def _adapter_in(name: str | Path) -> Path:
     return folder
 
 
-def _task_to_write(
+def _find_text_task(
     task: str | None, record: Provenance, model: str | Path
 ) -> Task | OwnTask:
-    """Return the task, by default the generation of recipes.
+    """Return a task that is answered with a text, by default the generation of recipes.
 
     Raises:
         ConfigError: The answers to the task are classes.
     """
-    known_task = "write" if task is None else find_task(task, record, model)
-    if classes := task_classes(known_task):
+    text_task = "write" if task is None else find_task(task, record, model)
+    if classes := task_classes(text_task):
         raise ConfigError(
             f"{argument(f'task={task}')} has the classes {', '.join(classes)}. Use toque.classify "
-            "to choose one of them, or leave the task out to write texts."
+            "to choose one of them, or leave the task out to generate texts."
         )
-    return known_task
+    return text_task
 
 
-class _Batch(NamedTuple):
-    """Prompts for an adapter, or for the model itself if `adapter` is None."""
-
-    adapter: _Adapter | None
-    record: Provenance
-    prompts: list[ReadPrompt]
-
-
-def _write_batches(
-    opened: OpenedModel,
-    batches: Sequence[_Batch],
+def _generate_batch(
+    model: OpenedModel,
+    batch: _Batch,
     request: GenerationRequest,
+    first: int,
     *,
     on_text: OnText | None,
     reporter: Reporter,
 ) -> list[Written]:
-    """Generate the texts of all batches, adapter by adapter."""
+    """Generate the texts of a batch. `first` is the number of its first text."""
     from toque.models.generation.engine import generate as generate_ids
 
-    texts: list[Written] = []
-    in_json = request.in_json
+    codec = model.codec
+    decode = partial(codec.decode, skip_special_tokens=True)
+    prompts = [prompt.text for prompt in batch.prompts]
     chooses = request.best.n > 1
-    for i, (adapter, record, prompts) in enumerate(batches):
-        typed = [prompt.text for prompt in prompts]
-        name = None if adapter is None else adapter.name
-        adapted = (
-            opened
-            if adapter is None
-            else opened.with_adapter(i, adapter.folder, record)
+    logprobs: list[list[float]] = [[] for _ in prompts]
+
+    def add_logprob(number: int, logprob: float) -> None:
+        logprobs[number].append(logprob)
+
+    constraints = _create_constraints(codec, prompts, batch.record, request)
+    on_token = None
+    if on_text is not None and not chooses:
+        on_token = OrderedTexts(
+            on_text, prompts, decode, adapter=batch.adapter, first=first
         )
-        codec = adapted.codec
-        decode = partial(codec.decode, skip_special_tokens=True)
-        logprobs: list[list[float]] = [[] for _ in typed]
-        constraints: Sequence[Constraint] = ()
-        if in_json or request.must_use:
-            constraints = constrain_texts(codec, typed, record, request.schema)
-        watch = None
-        if on_text is not None and not chooses:
-            watch = InOrder(on_text, typed, decode, adapter=name, first=len(texts))
 
-        with counting(SILENT if watch else reporter, "writing", "texts") as count:
-            written = generate_ids(
-                opened.model,
-                [adapted.prompt_ids(text, raw=request.raw) for text in typed],
-                record.completed(request.options, in_json=in_json),
-                eos_id=codec.end_ids,
-                pad_id=codec.pad_id,
-                constraints=constraints,
-                places=[prompt.where for prompt in prompts],
-                on_progress=count,
-                on_token=watch,
-                on_logprob=partial(_note, logprobs) if chooses else None,
-            )
-
-        batch_texts = [
-            Written(prompt, decode(ids), len(ids), name, in_json, record.knows_recipes)
-            for prompt, ids in zip(typed, written, strict=True)
-        ]
-        if chooses:
-            batch_texts = _choose_best(batch_texts, logprobs, request, reporter)
-            if on_text is not None:
-                for number, text in enumerate(batch_texts, start=len(texts)):
-                    on_text(number, text)
-        texts += batch_texts
-
-    if n_cut := sum(text.is_cut for text in texts):
-        reporter.notice(
-            f"{n_cut} of {len(texts)} texts reached the longest length before their JSON was "
-            f"complete. Raise {argument('max_new_tokens')}, or add limits to the schema."
+    with counting(SILENT if on_token else reporter, "writing", "texts") as count:
+        ids_of_texts = generate_ids(
+            model.model,
+            [model.prompt_ids(prompt, raw=request.raw) for prompt in prompts],
+            batch.record.completed(request.options, in_json=request.in_json),
+            eos_id=codec.end_ids,
+            pad_id=codec.pad_id,
+            constraints=constraints,
+            places=[prompt.where for prompt in batch.prompts],
+            on_progress=count,
+            on_token=on_token,
+            on_logprob=add_logprob if chooses else None,
         )
+
+    texts = [
+        Written(
+            prompt,
+            decode(ids),
+            len(ids),
+            batch.adapter,
+            request.in_json,
+            batch.record.knows_recipes,
+        )
+        for prompt, ids in zip(prompts, ids_of_texts, strict=True)
+    ]
+    if chooses:
+        texts = _choose_best(texts, logprobs, request, reporter)
+        if on_text is not None:
+            for number, text in enumerate(texts, start=first):
+                on_text(number, text)
     return texts
-
-
-def _note(logprobs: Sequence[list[float]], number: int, logprob: float) -> None:
-    logprobs[number].append(logprob)
 
 
 def _choose_best(
@@ -357,9 +379,14 @@ def _choose_best(
     request: GenerationRequest,
     reporter: Reporter,
 ) -> list[Written]:
-    """Return the `n` best texts per prompt. The `best.n` texts of a prompt are consecutive."""
-    n, best = request.n, request.best
+    """Return the `n` best texts per prompt. The `best.n` texts of a prompt are consecutive.
+
+    Print a notice if texts do not have the requested score.
+    """
+    n = request.n
+    best = request.best
     chosen: list[Written] = []
+    n_unscored = 0
     for start in range(0, len(texts), best.n):
         candidates = texts[start : start + best.n]
         first = candidates[0]
@@ -371,25 +398,26 @@ def _choose_best(
             knows_recipes=first.knows_recipes,
         )
         chosen += [
-            replace(candidates[number], chosen=how) for number, how in ranked[:n]
+            replace(candidates[number], chosen=score) for number, score in ranked[:n]
         ]
+        # Without the requested score, all texts of the prompt are ranked by likelihood.
+        _, best_score = ranked[0]
+        if best_score.by != best.by:
+            n_unscored += 1
 
-    n_without = sum(
-        text.chosen is not None and text.chosen.by != best.by for text in chosen
-    )
-    if best.by is not None and n_without:
+    if best.by is not None and n_unscored:
         reporter.notice(
-            f"{best.by} could not score the texts for {n_without // n} of {len(chosen) // n} "
+            f"{best.by} could not score the texts for {n_unscored} of {len(chosen) // n} "
             "prompts. Their most likely texts were chosen."
         )
     return chosen
 
 
 @dataclass
-class InOrder:
+class OrderedTexts:
     """`on_token` function for the engine that calls `on_text` in the order of the texts.
 
-    The number of the first text is `first`.
+    The engine generates several texts at a time. Only the first unfinished text is reported.
     """
 
     on_text: OnText
@@ -397,51 +425,58 @@ class InOrder:
     decode: Callable[[Sequence[int]], str]
     adapter: str | None = None
     first: int = 0
+    """Number of the first text."""
 
     def __post_init__(self) -> None:
         self._ids: list[list[int]] = [[] for _ in self.prompts]
-        self._over: set[int] = set()
+        self._finished: set[int] = set()
         self._current = 0
 
     def __call__(self, number: int, token: int | None) -> None:
         """Add a text's next token. None ends the text."""
         if token is None:
-            self._over.add(number)
+            self._finished.add(number)
         else:
             self._ids[number].append(token)
         if number != self._current:
             return
         self._report_text()
-        while self._current in self._over:
+        while self._current in self._finished:
             self._current += 1
             if self._current < len(self.prompts):
                 self._report_text()
 
     def _report_text(self) -> None:
+        """Report the current text so far, without an incomplete last character."""
         ids = self._ids[self._current]
         text = self.decode(ids)
-        if self._current not in self._over:
+        if self._current not in self._finished:
             text = text.rstrip(_UNFINISHED)
         so_far = Written(self.prompts[self._current], text, len(ids), self.adapter)
         self.on_text(self.first + self._current, so_far)
 
 
-def constrain_texts(
+def _create_constraints(
     codec: Codec,
     prompts: Sequence[str],
     record: Provenance,
-    schema: Mapping[str, Any] | None = None,
+    request: GenerationRequest,
 ) -> list[Constraint]:
     """Constrain texts to a schema, or to the recipe form with the ingredients of their prompts.
+
+    Return no constraints for free texts.
 
     Raises:
         ConfigError: The model cannot generate such texts.
     """
+    schema = request.schema
+    if schema is None and not request.must_use:
+        return []
     from toque.models.generation.constraints import ConstraintCompiler  # loads torch
 
     if schema is not None:
-        constrained = ConstraintCompiler(codec).to_schema(schema)
-        return [constrained.again() for _ in prompts]
+        constraint = ConstraintCompiler(codec).to_schema(schema)
+        return [constraint.copy() for _ in prompts]
     if not writes_recipes(record):
         tasks = f" for {', '.join(record.tasks)}" if record.knows_recipes else ""
         raise ConfigError(
@@ -452,8 +487,8 @@ def constrain_texts(
         [_normalise_ingredient(name, codec) for name in requested_ingredients(prompt)]
         for prompt in prompts
     ]
-    vocabulary = ConstraintCompiler(codec)
-    return [vocabulary.to_form(recipe_form(names)) for names in ingredients]
+    compiler = ConstraintCompiler(codec)
+    return [compiler.to_form(recipe_form(names)) for names in ingredients]
 
 
 def _normalise_ingredient(name: str, codec: Codec) -> str:
@@ -463,7 +498,8 @@ def _normalise_ingredient(name: str, codec: Codec) -> str:
         ConfigError: The vocabulary cannot write the name.
     """
     plain = codec.normalise(name)
-    if codec.decode(codec.encode(plain)).strip().casefold() != plain.strip().casefold():
+    decoded = codec.decode(codec.encode(plain))
+    if decoded.strip().casefold() != plain.strip().casefold():
         raise ConfigError(
             f"{argument('must_use')}: this model's vocabulary cannot write {name!r}. Change "
             f"the spelling of the ingredient, or leave {argument('must_use')} out."
@@ -482,7 +518,7 @@ def classify(
     device: str = "auto",
     reporter: Reporter = SILENT,
 ) -> list[Answer]:
-    """Choose one of a few answers for each prompt, with the probability of each.
+    """Choose one of a few answers for each prompt, with the probability of each answer.
 
     Args:
         run_or_model: The run or model that chooses.
@@ -503,9 +539,12 @@ def classify(
         DataError: A file cannot be read.
     """
     folder = check_model(run_or_model)
-    known_task = None if task is None else find_task(task, read_record(folder), folder)
-    classes = () if known_task is None else task_classes(known_task)
-    answers = _check_answers(task, choices, classes)
+    if task is None:
+        known_task = None
+        answers = _check_choices(choices)
+    else:
+        known_task = find_task(task, read_record(folder), folder)
+        answers = _check_classes(task, task_classes(known_task), choices)
     read = read_prompts(prompts, file, task=known_task, raw=raw)
     with reporter.working(f"reading {folder}"):
         # Torch is loaded only after all arguments are checked.
@@ -514,48 +553,55 @@ def classify(
 
         opened = open_model(folder, device=device, reporter=reporter)
     ids = [opened.prompt_ids(prompt.text, raw=raw) for prompt in read]
-    _refuse_too_long(ids, answers, opened, places=[prompt.where for prompt in read])
+    places = [prompt.where for prompt in read]
+    _check_context_length(ids, answers, opened, places=places)
+
     with counting(reporter, "choosing for", "prompts") as count:
-        shares = choose(opened.model, opened.codec, ids, answers, count)
+        probabilities = choose(opened.model, opened.codec, ids, answers, count)
     return [
         Answer(
             prompt.text,
             answers[int(row.argmax())],
             dict(zip(answers, row.tolist(), strict=True)),
         )
-        for prompt, row in zip(read, shares, strict=True)
+        for prompt, row in zip(read, probabilities, strict=True)
     ]
 
 
-def _refuse_too_long(
+def _check_context_length(
     prompts: Sequence[Sequence[int]],
     answers: Sequence[str],
     opened: OpenedModel,
     *,
     places: Sequence[str],
 ) -> None:
-    """Raise a ConfigError if a prompt leaves too little context for the longest answer."""
+    """Check that every prompt leaves enough context for the longest answer.
+
+    Raises:
+        ConfigError: A prompt is too long.
+    """
     from toque.models.config_values import max_positions
 
     codec = opened.codec
-    positions = max_positions(opened.model.config)
-    if positions is None or opened.model.config.is_encoder_decoder:
+    context_length = max_positions(opened.model.config)
+    if context_length is None or opened.model.config.is_encoder_decoder:
         return
     longest = max(len(codec.encode(codec.normalise(answer))) for answer in answers)
     for where, prompt in zip(places, prompts, strict=True):
-        if len(prompt) + longest > positions:  # the model never reads the end token
+        # The model never reads the end token, so it needs no position.
+        if len(prompt) + longest > context_length:
             raise ConfigError(
                 f"The prompt at {where} has {len(prompt)} tokens and the longest answer {longest}, "
-                f"but this model has only {positions} positions. Shorten the prompt."
+                f"but this model's context length is only {context_length}. Shorten the prompt."
             )
 
 
 def has_classes(
     run_or_model: Model, task: str, adapters: Sequence[str | Path] = ()
 ) -> bool:
-    """Return whether a task has classes, so that `classify` answers it, not `generate`.
+    """Check whether a task has classes, so that `classify` answers it, not `generate`.
 
-    It is true of nutrition, difficulty and cuisine for every model.
+    The built-in tasks nutrition, difficulty and cuisine have classes for every model.
 
     Raises:
         ConfigError: The model or an adapter did not learn another task.
@@ -564,44 +610,43 @@ def has_classes(
         return True
     folder = check_model(run_or_model)
     tasks = [
-        find_task(task, record, folder if adapter is None else adapter.name)
-        for adapter, record in _records(folder, adapters)
+        find_task(task, record, adapter or folder)
+        for adapter, _, record in _read_records(folder, adapters)
     ]
     return any(map(task_classes, tasks))
 
 
-def _check_answers(
-    task: str | None, choices: Sequence[str], classes: tuple[str, ...]
+def _check_classes(
+    task: str, classes: tuple[str, ...], choices: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the answers that a model may choose, or raise a ConfigError."""
-    if task is not None:
-        if not classes:
-            raise ConfigError(
-                f"{argument(f'task={task}')} has no classes. Use toque.generate to write its "
-                f"answers, or name your own answers with {argument('choices')}."
-            )
-        if choices:
-            raise ConfigError(
-                f"{argument('choices')} and {argument(f'task={task}')} cannot be combined, because "
-                "the task has its own classes. Use one of them."
-            )
-        return classes
+    """Return the classes of a task, or raise a ConfigError without classes or with choices."""
+    if not classes:
+        raise ConfigError(
+            f"{argument(f'task={task}')} has no classes. Use toque.generate to write its "
+            f"answers, or name your own answers with {argument('choices')}."
+        )
+    if choices:
+        raise ConfigError(
+            f"{argument('choices')} and {argument(f'task={task}')} cannot be combined, because "
+            "the task has its own classes. Use one of them."
+        )
+    return classes
 
+
+def _check_choices(choices: Sequence[str]) -> tuple[str, ...]:
+    """Return the choices, or raise a ConfigError if they are not two or more different texts."""
     example = argument("choices=['Healthy', 'Indulgent']")
     allowed = f"Give two or more different answers, e.g. {example}."
-    if isinstance(choices, str) or not all(
-        isinstance(choice, str) for choice in choices
-    ):
+    # A single text is a sequence of characters.
+    is_list = not isinstance(choices, str)
+    if not is_list or not all(isinstance(choice, str) for choice in choices):
         raise ConfigError(
             f"{argument('choices')} must be a list of texts, not {choices!r}. {allowed}"
         )
     for choice in choices:
         check_utf8(choice, argument(f"choices={choice}"))
-    if (
-        len(set(choices)) < len(choices)
-        or len(choices) < 2
-        or not all(map(str.strip, choices))
-    ):
+    has_blank = not all(choice.strip() for choice in choices)
+    if has_blank or len(choices) < 2 or len(set(choices)) < len(choices):
         raise ConfigError(
             f"{argument('choices')} are {', '.join(map(repr, choices))}. {allowed}"
         )

@@ -1,4 +1,4 @@
-"""Model to use, opened from a run folder (finished or not) or a Hugging Face folder."""
+"""Opening of models for inference, from a run folder (finished or not) or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from toque.hardware.devices import device_named
 from toque.hardware.short_waits import shorten_waits_when_busy
 from toque.models.families import DTYPES
 from toque.models.forward.attention import use_attention
-from toque.models.loading.device_map import free_memory, placement_note, placement_of
+from toque.models.loading.device_map import (
+    memory_for_weights,
+    placement_note,
+    placement_of,
+)
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import (
     CPU,
@@ -36,7 +40,7 @@ from toque.models.loading.trainable import family_to_train
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
-    merged,
+    merge_adapter,
     use_adapter,
 )
 from toque.models.lora.frozen import PLAIN, FrozenFormat, format_of
@@ -47,18 +51,16 @@ from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import PrecisionChoice, choose_precision
 from toque.workflows.build import model_to_train
-from toque.workflows.model_record import build_record, open_codec, read_record
-from toque.workflows.run_folder import (
-    load_weights,
-    refuse_another_base,
-    refuse_another_store,
-)
+from toque.workflows.run_folder.continuation import refuse_another_store
+from toque.workflows.run_folder.weights import load_weights, refuse_another_base
 from toque.workflows.saved_steps import config_of, list_steps, run_of
+from toque.workflows.trained_model.model_codec import open_codec
+from toque.workflows.trained_model.training_record import build_record, read_record
 
 _ATTEMPTS: Final = 3
-"""Attempts to read a run's best model, which training may replace at the same time."""
+"""Attempts to read a run's best or newest model, which a training run may replace meanwhile."""
 _COMPARED_ROWS: Final = 32
-"""Rows of a store that are encoded to compare two tokenizers."""
+"""Number of a store's texts that are encoded to compare two tokenizers."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,12 @@ class OpenedModel:
     codec: Codec
     config: RunConfig | None
     step: int | None
+    """Step of an unfinished run's checkpoint; None for a finished model."""
     provenance: Provenance
     """Record of the model's training."""
 
     def prompt_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
-        """Encode a prompt. A `raw` prompt gets no chat template."""
+        """Encode a prompt. Do not apply the chat template to a `raw` prompt."""
         kind: FamilyKind = (
             "encoder-decoder" if self.model.config.is_encoder_decoder else "decoder"
         )
@@ -82,9 +85,9 @@ class OpenedModel:
     def with_adapter(
         self, number: int, folder: Path, record: Provenance
     ) -> OpenedModel:
-        """Return the model with one of its adapters active, with the adapter's record.
+        """Activate one of the model's adapters, and return the model with the adapter's record.
 
-        The adapter's tokenizer replaces the model's, if it has one.
+        If the adapter's folder has a tokenizer, it replaces the model's tokenizer.
         """
         use_adapter(self.model, f"adapter_{number}")
         has_tokenizer = (folder / "tokenizer.json").is_file()
@@ -92,9 +95,12 @@ class OpenedModel:
         return replace(self, codec=codec, provenance=record)
 
     def check_tokenizer(self, store: TokenStore) -> None:
-        """Raise a DataError for a store that was prepared with a different tokenizer.
+        """Check that a store was prepared with the model's tokenizer.
 
-        Two files of the same tokenizer may differ, so their ids are compared.
+        Two files of the same tokenizer may differ, so the ids of some texts are compared.
+
+        Raises:
+            DataError: The tokenizers differ.
         """
         stored = store.manifest.tokenizer
         if stored.sha256 == self.codec.sha256:
@@ -106,7 +112,7 @@ class OpenedModel:
         if differences:
             raise DataError(
                 f"The store {store.path} was prepared with another tokenizer ({stored.name}) "
-                f"than the model's ({self.codec.name}): {'; '.join(differences)}. "
+                f"than the model ({self.codec.name}): {'; '.join(differences)}. "
                 '("One" is the store\'s tokenizer, "the other" the model\'s.) Prepare a store with '
                 "model.tokenizer set to the model."
             )
@@ -119,10 +125,10 @@ def open_model(
     adapters: Sequence[Path] = (),
     reporter: Reporter = SILENT,
 ) -> OpenedModel:
-    """Open a run's finished model, or else its best or newest checkpoint; or any other model.
+    """Open a run's finished model, or its best or newest checkpoint, or any other model.
 
-    A finished model that does not fit into one GPU is loaded in bf16, or spread over all GPUs. An
-    adapter is merged, or stays separate from a base in the format that it was trained with.
+    A finished model that does not fit into one GPU is loaded in bf16, or divided over all GPUs. An
+    adapter is merged into a float32 base. A base in another format stays separate.
 
     Args:
         folder: A run, a checkpoint or a Hugging Face model.
@@ -135,14 +141,14 @@ def open_model(
         shorten_waits_when_busy()
 
     def place(checked: CheckedFolder) -> Placement | None:
-        return placement_of(checked, free_memory(target))
+        return placement_of(checked, memory_for_weights(target))
 
     opened = _open(folder, place if target.type == "cuda" else None, target, adapters)
     device_map = getattr(opened.model, "hf_device_map", None)
     if device_map is None:
         opened.model.to(target)  # type: ignore[arg-type]  # transformers hides its annotation
     elif len(set(device_map.values())) > 1:
-        # Only dense masks move between devices without further code.
+        # The other implementations of attention do not move their masks between devices.
         use_attention(opened.model, "dense")
     if (note := describe_format(opened.model)) is not None:
         reporter.notice(f"note: {note}")
@@ -162,19 +168,25 @@ def describe_format(model: PreTrainedModel) -> str | None:
 def _open(
     folder: Path, place: Place | None, device: torch.device, adapters: Sequence[Path]
 ) -> OpenedModel:
-    config, model = None, folder
+    """Open a model, and load adapters as "adapter_0", "adapter_1" and so on.
+
+    A plain model is on the CPU, or where `place` puts it. A base in the format that its adapter was
+    trained with is on the device.
+    """
     adapters_by_name = {f"adapter_{i}": adapter for i, adapter in enumerate(adapters)}
+    config = None
+    model = folder
     config_file = config_of(folder)
     if config_file.exists():
         refuse_links(config_file.parent, CheckpointError)
         config = load_config(config_file).config
         model = folder / "model"
         is_finished = (model / "config.json").exists() or is_adapter_folder(model)
-        if not is_finished:  # also true of the folder of a checkpoint
-            unfinished = _open_checkpoint(folder, config, device).merge_adapter(config)
+        if not is_finished:  # a checkpoint's folder is not finished either
+            opened = _open_checkpoint(folder, config, device).merge_adapter(config)
             for name, adapter in adapters_by_name.items():
-                load_adapter(unfinished.model, adapter, name=name)
-            return unfinished
+                load_adapter(opened.model, adapter, name=name)
+            return opened
 
     is_adapter = is_adapter_folder(model)
     model = resolve_folder(str(model), setting="the model to open")
@@ -182,7 +194,7 @@ def _open(
         formats = formats_in_use(adapters, device)
         loaded = load_with_adapters(adapters_by_name, formats, device, base=str(model))
     elif is_adapter:
-        formats = formats_in_use([model], device, _format_of(config, device))
+        formats = formats_in_use([model], device, _base_format(config, device))
         loaded = load_with_adapters({ADAPTER: model}, formats, device, merge=True)
     else:
         loaded = load_model(str(model), place=place)
@@ -192,18 +204,20 @@ def _open(
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model with the weights of a checkpoint, its adapter not merged."""
+    """A model with the weights of a checkpoint. Its adapter is not merged."""
 
     model: PreTrainedModel
     codec: Codec
     record: Provenance
     step: int
     base_hash: str | None
-    """`base_sha256` of the base's weights; None for a model without an adapter."""
+    """SHA-256 of the base's weights; None for a model without an adapter."""
 
     def merge_adapter(self, config: RunConfig) -> OpenedModel:
-        """Return the model to use, with its adapter merged if the base is in float32."""
-        model = merged(self.model) if format_of(self.model) == PLAIN else self.model
+        """Merge the adapter if the base is in float32, and return the model for inference."""
+        model = (
+            merge_adapter(self.model) if format_of(self.model) == PLAIN else self.model
+        )
         return OpenedModel(model, self.codec, config, self.step, self.record)
 
 
@@ -211,7 +225,7 @@ def checkpoint_model(folder: Path) -> TrainedModel:
     """Open the model of a checkpoint, in float32 on the CPU.
 
     Raises:
-        CheckpointError: The checkpoint is damaged or gone.
+        CheckpointError: The checkpoint is damaged or was removed.
     """
     return _open_checkpoint(folder, load_config(config_of(folder)).config, CPU)
 
@@ -219,18 +233,23 @@ def checkpoint_model(folder: Path) -> TrainedModel:
 def _open_checkpoint(
     folder: Path, config: RunConfig, device: torch.device
 ) -> TrainedModel:
-    """Open the model of a checkpoint, or of the best or newest one of a run, which may train."""
+    """Open the model of a checkpoint, or of a run's best or newest checkpoint.
+
+    A training run may remove a checkpoint while it is read. Then read the next one.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged or was removed, or the run does not have one.
+    """
     run = run_of(folder)
     for attempts_left in reversed(range(_ATTEMPTS)):
-        checkpoint = (
-            _find_best_or_newest(folder, config)
-            if run is None
-            else verify_checkpoint(folder)
-        )
+        if run is None:
+            checkpoint = _find_best_or_newest(folder, config)
+        else:
+            checkpoint = verify_checkpoint(folder)
         try:
             return _read_checkpoint(run or folder, checkpoint, config, device)
         except CheckpointError as error:
-            if checkpoint.path.is_dir():
+            if checkpoint.path.is_dir():  # damaged, not removed
                 raise
             if run is not None or not attempts_left:
                 raise CheckpointError(
@@ -241,7 +260,7 @@ def _open_checkpoint(
 
 
 def _find_best_or_newest(run: Path, config: RunConfig) -> Checkpoint:
-    """Return the best model of a run, or else its newest checkpoint."""
+    """Return a run's best model, or its newest checkpoint if it has no best model."""
     checkpoints = CheckpointStore(run / "checkpoints")
     checkpoint = checkpoints.best() or checkpoints.newest_valid()
     if checkpoint is None:
@@ -255,14 +274,15 @@ def _find_best_or_newest(run: Path, config: RunConfig) -> Checkpoint:
 def _read_checkpoint(
     run: Path, checkpoint: Checkpoint, config: RunConfig, device: torch.device
 ) -> TrainedModel:
-    codec, record = _tokenizer_of_run(run, checkpoint, config)
+    """Load the model, tokenizer and record of a verified checkpoint."""
+    codec, record = _open_tokenizer(run, checkpoint, config)
     base_hash = None
     to_train = model_to_train(config, codec)
     if config.adapter is None:
         model = to_train.in_float32()
     else:
         base = to_train.base()
-        formats = formats_in_use([], device, _format_of(config, device))
+        formats = formats_in_use([], device, _base_format(config, device))
         model, base_hash = base.placed(base.fitting(formats, device), device)
         refuse_another_base(checkpoint, base_hash)
     load_weights(model, checkpoint)
@@ -270,10 +290,14 @@ def _read_checkpoint(
     return TrainedModel(model, codec, record, checkpoint.step, base_hash)
 
 
-def _tokenizer_of_run(
+def _open_tokenizer(
     run: Path, checkpoint: Checkpoint, config: RunConfig
 ) -> tuple[Codec, Provenance]:
-    """Return the tokenizer and record of a run from its store, or from its model."""
+    """Return a run's tokenizer and record, from its store or its finished model.
+
+    Raises:
+        CheckpointError: Neither exists, or the store was prepared again since the training.
+    """
     store = Path(config.data.store)
     finished = run / "model"
     if not (store / "manifest.json").exists():
@@ -290,14 +314,13 @@ def _tokenizer_of_run(
     return prepared.codec(), build_record(config, prepared.manifest)
 
 
-def _format_of(config: RunConfig | None, device: torch.device) -> FrozenFormat | None:
-    """Return the format of an adapter's base by the run's settings; None without an adapter."""
+def _base_format(config: RunConfig | None, device: torch.device) -> FrozenFormat | None:
+    """Return the format of an adapter's base in the run's settings; None without an adapter."""
     if config is None or config.adapter is None:
         return None
-    precision: PrecisionChoice = (
-        "auto" if device.type == "cpu" else config.train.precision
-    )
-    name, _ = choose_precision(
-        precision, device, fp16_is_safe=family_to_train(config.model).fp16_is_safe
-    )
+    precision: PrecisionChoice = config.train.precision
+    if device.type == "cpu":  # may not support the precision of the training's GPU
+        precision = "auto"
+    fp16_is_safe = family_to_train(config.model).fp16_is_safe
+    name, _ = choose_precision(precision, device, fp16_is_safe=fp16_is_safe)
     return FrozenFormat(DTYPES[name], config.adapter.quantize_base)

@@ -1,4 +1,4 @@
-"""Models of a server. Adapters of the same base share its weights."""
+"""Opening of a server's models. Adapters on the same base share its weights."""
 
 from __future__ import annotations
 
@@ -21,43 +21,41 @@ from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
-    rows_needed,
+    required_rows,
 )
 from toque.reporter import SILENT, Reporter
 from toque.serving.batcher import ServedModel, ServedModels
 from toque.workflows.inference.open_model import describe_format, open_model
-from toque.workflows.model_record import (
-    find_base,
-    find_chat_template,
-    finished_model,
-    open_codec,
+from toque.workflows.trained_model.folders import find_base, finished_model
+from toque.workflows.trained_model.model_codec import find_chat_template, open_codec
+from toque.workflows.trained_model.prompt_format import format_prompt
+from toque.workflows.trained_model.training_record import (
     read_adapter_record,
     writes_recipes,
 )
-from toque.workflows.prompts import format_prompt
 
 
 def open_models(
     folders: Mapping[str, Path], *, device: str = "cpu", reporter: Reporter = SILENT
 ) -> ServedModels:
-    """Open models and adapters by their names; see `open_model`.
+    """Open models and adapters; see `open_model`.
 
-    A single adapter is opened as `generate` opens it. Several adapters share their base, in the
-    format that they were trained with if it is the same, otherwise in float32. So does an adapter
-    with a base that is served itself.
+    If only one adapter uses a base, it is opened as `generate` opens it. Several adapters share
+    their base, also with the base as a served model. The base has the format that the adapters were
+    trained with, or float32 if their formats differ.
 
     Args:
-        folders: Folder of each model or adapter.
+        folders: Folder of each model or adapter, by its name.
         device: auto (the GPU, if present), cpu, cuda or cuda:N.
         reporter: Receives a note about each model that is not in float32 on one device.
     """
     target = device_named(device)
-    inner = {name: finished_model(folder) for name, folder in folders.items()}
+    weights = {name: finished_model(folder) for name, folder in folders.items()}
     bases = {
         name: find_base(folder) or _resolve_weights(folder)
-        for name, folder in inner.items()
+        for name, folder in weights.items()
     }
-    adapters = {name for name, folder in inner.items() if is_adapter_folder(folder)}
+    adapters = {name for name, folder in weights.items() if is_adapter_folder(folder)}
     n_users = Counter(bases.values())
     models_by_base: dict[Path, list[ServedModel]] = {}
     served: dict[str, ServedModel] = {}
@@ -67,13 +65,17 @@ def open_models(
         base = bases[name]
         loaded = models_by_base.setdefault(base, [])
         if name in adapters and n_users[base] > 1:
-            base_adapters = {n: inner[n] for n in adapters if bases[n] == base}
+            base_adapters = {
+                other: weights[other] for other in adapters if bases[other] == base
+            }
             model = _add_adapter(base, loaded, base_adapters, name=name, device=target)
         else:
             opened = open_model(folders[name], device=device)
             model = _to_served(name, opened.model, opened.codec, opened.provenance)
+
         is_new = all(other.model is not model.model for other in loaded)
-        if is_new and (note := describe_format(model.model)) is not None:
+        note = describe_format(model.model)
+        if is_new and note is not None:
             reporter.notice(f"note: {name}: {note}")
         loaded.append(model)
         served[name] = model
@@ -88,40 +90,48 @@ def _add_adapter(
     name: str,
     device: torch.device,
 ) -> ServedModel:
-    """Add an adapter to loaded weights with the same number of vocabulary rows, or load them.
+    """Add an adapter to loaded weights of its vocabulary size, or load the weights.
 
-    Weights are loaded with all adapters of this size, because a quantised base accepts none later.
+    Args:
+        base: Folder of the base.
+        loaded: Models on this base that are already loaded.
+        adapters: Folders of all adapters on this base, by name.
+        name: Name of the adapter.
+        device: Device for new weights.
     """
     adapter = adapters[name]
-    n_rows = rows_needed(adapter)
-    fitting = [
+    n_rows = required_rows(adapter)
+    compatible = [
         other
         for other in loaded
         if n_rows in (None, vocabulary_rows(other.model))
         and not hasattr(other.model, "hf_device_map")
     ]
-    if fitting:
-        model = fitting[0].model
+    if compatible:
+        model = compatible[0].model
     else:
-        alike = {
-            _inner(n): path
-            for n, path in adapters.items()
-            if rows_needed(path) == n_rows
+        # With all adapters of this vocabulary size, because a quantised base accepts none later.
+        same_size = {
+            _module_name(other): path
+            for other, path in adapters.items()
+            if required_rows(path) == n_rows
         }
-        formats = formats_in_use(alike.values(), device)
-        model = load_with_adapters(alike, formats, device, base=str(base))
-    if _inner(name) not in getattr(model, "peft_config", {}):
-        load_adapter(model, adapter, name=_inner(name))
+        formats = formats_in_use(same_size.values(), device)
+        model = load_with_adapters(same_size, formats, device, base=str(base))
+    if _module_name(name) not in getattr(model, "peft_config", {}):
+        load_adapter(model, adapter, name=_module_name(name))
 
     record = read_adapter_record(adapter, base)
     served = _to_served(name, model, open_codec(adapter, record), record)
-    base_name = next((other.name for other in fitting if other.adapter is None), None)
-    return replace(served, adapter=_inner(name), base=base_name)
+    base_names = [other.name for other in compatible if other.adapter is None]
+    base_name = base_names[0] if base_names else None
+    return replace(served, adapter=_module_name(name), base=base_name)
 
 
 def _to_served(
     name: str, model: PreTrainedModel, codec: Codec, record: Provenance
 ) -> ServedModel:
+    """Describe a loaded model or adapter for the server."""
     task: Task | None = "write" if writes_recipes(record) else None
     return ServedModel(
         name=name,
@@ -133,11 +143,11 @@ def _to_served(
     )
 
 
-def _inner(name: str) -> str:
-    """Return the adapter's name inside the model. A dot would split a module's path."""
+def _module_name(name: str) -> str:
+    """Return the adapter's name inside the model, in hex: a dot would divide a module's path."""
     return "served_" + name.encode().hex()
 
 
 def _resolve_weights(model: Path) -> Path:
-    """Return the folder of a complete model, the same for all of its names."""
+    """Return the folder of a complete model. Two names of the same model have the same folder."""
     return resolve_folder(str(model), setting="the model").resolve()

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from toque.errors import ConfigError, argument, needing
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
-from toque.workflows.model_record import check_model
 from toque.workflows.results import Model, TrainedRun, model_folder
 from toque.workflows.saved_steps import run_of
+from toque.workflows.trained_model.folders import check_model
 
-_EVERY_SECONDS: Final = 1.0
-_EVERY_SECONDS_IN_A_BUCKET: Final = 15.0
-"""Interval between two reads of a bucket. A run copies its metrics only at checkpoints."""
+if TYPE_CHECKING:
+    from toque.serving.batcher import ServedModels
+    from toque.serving.gate import Gate
+
+_LOCAL_INTERVAL: Final = 1.0
+"""Seconds between two reads of a local run."""
+_BUCKET_INTERVAL: Final = 15.0
+"""Seconds between two reads of a bucket. A run uploads its metrics only at checkpoints."""
 _WATCHED: Final = BucketUse(
     "the address to watch",
     "list and read",
@@ -42,11 +46,11 @@ def serve(
     precision: Precision = "float32",
     reporter: Reporter = SILENT,
 ) -> None:
-    """Serve models over an OpenAI-compatible API until SIGTERM or Ctrl-C.
+    """Serve models over an OpenAI-compatible API, until SIGTERM or Ctrl-C.
 
     Args:
         models: One or several runs, checkpoints, model folders or adapter folders. Requests name a
-            model by its folder, or by your own name if given as "name=folder".
+            model by its folder. To choose another name, write "name=folder".
         host: Address to listen on. An address that other machines can reach needs a token.
         port: Port to listen on, or 0 for any free port.
         token: Token of every request, as `Authorization: Bearer TOKEN`.
@@ -55,7 +59,7 @@ def serve(
         seconds: Longest time for one request.
         device: auto (the GPU, if present), cpu, cuda or cuda:N.
         precision: Precision of the matmuls, as for `generate`. bf16 is faster if the
-            processor supports it, but a text then depends more on its batch.
+            processor supports it, but a text can then depend on other texts in its batch.
         reporter: Receives the server's address.
 
     Raises:
@@ -65,46 +69,41 @@ def serve(
     """
     with needing("serve", "`toque serve`"):
         from toque.serving.gate import Limits
-        from toque.serving.server import Server, hosts_of, open_socket, url_of
-    named = name_models(
-        [models] if isinstance(models, TrainedRun | str | Path) else models
-    )
-    hosts = hosts_of(host, port=port, token=token, risk="use the models")
+        from toque.serving.server import Server, allowed_hosts, open_socket, url_of
+    if isinstance(models, TrainedRun | str | Path):
+        models = [models]
+    folders = name_models(models)
+    hosts = allowed_hosts(host, port=port, token=token, risk="use the models")
     GenerationOptions(precision=precision)  # checks the precision
-    for name, value, minimum in (
-        ("rows", rows, 1),
-        ("queue", queue, 0),
-        ("seconds", seconds, 1),
-    ):
-        if not value >= minimum:  # also refuses NaN
-            raise ConfigError(
-                f"{argument(name)} is {value:g}; it must be at least {minimum}."
-            )
+    _check_minimum("rows", rows, 1)
+    _check_minimum("queue", queue, 0)
+    _check_minimum("seconds", seconds, 1)
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
     with open_socket(host, port) as sock:  # fails before the slow import of torch
         with reporter.working("loading torch"):
-            from toque.models.generation.engine import emulation_in_words
+            from toque.models.generation.engine import describe_emulation
             from toque.serving.application import build_app
             from toque.workflows.inference.open_served import open_models
 
+        def open_app() -> tuple[ServedModels, Gate]:
+            served = open_models(folders, device=device, reporter=reporter)
+            app = build_app(
+                served, limits=limits, token=token, hosts=hosts, precision=precision
+            )
+            return served, app
+
         # A thread that computes owns OpenMP threads until it ends. Together with the threads of the
-        # batch there would be more threads than cores, and a step took twice as long
+        # batch, there would be more threads than cores, and a step would take twice as long
         # (lab/notes.md, 2026-11-22). So the models are opened in a thread that ends.
-        message = "reading " + ", ".join(map(str, named.values()))
+        message = "reading " + ", ".join(map(str, folders.values()))
         with reporter.working(message), ThreadPoolExecutor(1) as opener:
-            opening = opener.submit(
-                open_models, named, device=device, reporter=reporter
-            )
-            served = opening.result()
-            build = partial(
-                build_app, limits=limits, token=token, hosts=hosts, precision=precision
-            )
-            app = opener.submit(build, served).result()
-        for note in {
-            emulation_in_words(precision, model.model) for model in served.values()
-        }:
-            if note:
-                reporter.notice(note)
+            served, app = opener.submit(open_app).result()
+
+        notes = {
+            describe_emulation(precision, model.model) for model in served.values()
+        }
+        for note in filter(None, notes):
+            reporter.notice(note)
         reporter.line(f"{url_of(host, sock)} serves {', '.join(served)}.")
         reporter.notice("The OpenAI API is below /v1. Press Ctrl-C to stop.")
         with suppress(KeyboardInterrupt):
@@ -112,8 +111,16 @@ def serve(
     reporter.notice("Stopped.")
 
 
+def _check_minimum(name: str, value: float, minimum: int) -> None:
+    """Raise a ConfigError for a number that is too small or NaN."""
+    if not value >= minimum:  # a comparison with NaN is false
+        raise ConfigError(
+            f"{argument(name)} is {value:g}; it must be at least {minimum}."
+        )
+
+
 def name_models(models: Sequence[Model]) -> dict[str, Path]:
-    """Return the folder of each model by its name in requests.
+    """Choose the name of each model in requests, and return the folders by name.
 
     Raises:
         ConfigError: Two models have the same name, or `models` is empty.
@@ -137,7 +144,7 @@ def name_models(models: Sequence[Model]) -> dict[str, Path]:
 
 
 def _default_name(folder: Path) -> str:
-    """Return the name of a model in requests. RUN/model has the name of its run."""
+    """Return a model's name if the user chose none. RUN/model has the name of its run."""
     folder = folder.absolute()
     if (run := run_of(folder)) is not None:
         return f"{run.name}-{folder.name}"
@@ -153,9 +160,9 @@ def watch(
     token: str | None = None,
     reporter: Reporter = SILENT,
 ) -> None:
-    """Show a run, or all runs in a folder, as a live page until SIGTERM or Ctrl-C.
+    """Show a run, or all runs in a folder, on a live page, until SIGTERM or Ctrl-C.
 
-    The runs may still train. Their files are only read.
+    The runs may still be training. Their files are only read.
 
     Args:
         run_or_folder: A run, or a folder of runs, which may appear later, on this machine or at
@@ -172,14 +179,14 @@ def watch(
     """
     with needing("serve", "`toque watch`"):
         from toque.serving.gate import Limits
-        from toque.serving.server import Server, hosts_of, open_socket, url_of
-        from toque.serving.watch_app import Watcher, watching_app
-    hosts = hosts_of(
+        from toque.serving.server import Server, allowed_hosts, open_socket, url_of
+        from toque.serving.watch_app import Watcher, build_watch_app
+    hosts = allowed_hosts(
         host, port=port, token=token, risk="read the texts and metrics of the runs"
     )
-    finder, every = _finder(run_or_folder, reporter)
+    finder, interval = _find_runs(run_or_folder, reporter)
     with open_socket(host, port) as sock:
-        app = watching_app(Watcher(finder, every=every), token=token, hosts=hosts)
+        app = build_watch_app(Watcher(finder, every=interval), token=token, hosts=hosts)
         reporter.line(f"{url_of(host, sock)} shows {finder.address}.")
         reporter.notice(
             "The page updates itself. Ctrl-C stops the page, but not the runs."
@@ -189,12 +196,17 @@ def watch(
     reporter.notice("Stopped.")
 
 
-def _finder(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
-    """Return the finder of the runs, and the seconds between two reads."""
+def _find_runs(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
+    """Return a finder of the runs, and the seconds between two reads.
+
+    Raises:
+        ConfigError: The path is not a run or a folder of runs.
+        CheckpointError: The bucket cannot be read.
+    """
     if not isinstance(watched, TrainedRun) and is_in_a_bucket(str(watched)):
         finder = RunFinder(open_bucket(str(watched).rstrip("/"), _WATCHED))
-        finder.places()  # a wrong address or key fails immediately
-        return finder, _EVERY_SECONDS_IN_A_BUCKET
+        finder.places()  # report a wrong address or key immediately
+        return finder, _BUCKET_INTERVAL
     folder = model_folder(watched)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(
@@ -212,4 +224,4 @@ def _finder(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
                 f"{folder} is {kind} ({name}), not a run. Name a run such as runs/my, or the "
                 "folder that holds your runs."
             )
-    return RunFinder(folder), _EVERY_SECONDS
+    return RunFinder(folder), _LOCAL_INTERVAL

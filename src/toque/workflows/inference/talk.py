@@ -15,14 +15,16 @@ from toque.models.generation.options import GenerationOptions
 from toque.reporter import SILENT, Reporter
 from toque.storage.atomic import atomic_write
 from toque.user_paths import named_path
-from toque.workflows.model_record import check_model, find_chat_template
-from toque.workflows.prompts import check_utf8, rewrite_prompt
 from toque.workflows.results import Model
+from toque.workflows.trained_model.folders import check_model
+from toque.workflows.trained_model.model_codec import find_chat_template
+from toque.workflows.trained_model.prompt_format import rewrite_prompt
+from toque.workflows.trained_model.prompt_reader import check_utf8
 
 if TYPE_CHECKING:
     from toque.workflows.inference.open_model import OpenedModel
 
-SINGLE: Final = (
+NO_CONVERSATION: Final = (
     "this model was trained on single requests, so it ignores earlier questions"
 )
 FORGOTTEN: Final = (
@@ -30,7 +32,7 @@ FORGOTTEN: Final = (
     "is left out"
 )
 ANSWER_SHARE: Final = 4
-"""Older turns leave 1 / ANSWER_SHARE of the context length free for a long answer."""
+"""Older turns leave at least 1 / ANSWER_SHARE of the context length free for the answer."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Talk:
     name: str
     opened: OpenedModel
     template: ChatTemplate | None
-    """None: the model reads each question alone, in the format that it was trained on."""
+    """Chat template; None if the model reads each question alone, in its training format."""
     turns: list[dict[str, str]] = field(default_factory=list)
     """The entire conversation, for `save`."""
     n_left_out: int = 0
@@ -60,7 +62,7 @@ class Talk:
 
         Args:
             question: The next question.
-            options: Options of generation.
+            options: Generation options.
             on_text: Receives each piece of the answer.
             notice: Receives a message if old turns are left out or the answer is cut.
 
@@ -74,14 +76,13 @@ class Talk:
         codec = self.opened.codec
         options = self.opened.provenance.completed(options)
         turns = [*self.turns, {"role": "user", "content": question}]
-        prompt = self.prompt_ids(
-            turns, longest=options.max_new_tokens or 1, notice=notice
-        )
+        max_new_tokens = options.max_new_tokens or 1
+        prompt = self.prompt_ids(turns, longest=max_new_tokens, notice=notice)
         stream = TextStream(codec)
         pieces: list[str] = []
 
         def add_piece(_: int, token: int | None) -> None:
-            piece = stream.rest() if token is None else stream.feed(token)
+            piece = stream.flush() if token is None else stream.feed(token)
             pieces.append(piece)
             on_text(piece)
 
@@ -97,7 +98,7 @@ class Talk:
             if message := self._explain_cut(len(prompt), len(ids), options):
                 notice(message)
         except KeyboardInterrupt:
-            add_piece(0, None)
+            add_piece(0, None)  # the rest of an incomplete character
         answer = "".join(pieces)
         self.turns = [*turns, {"role": "assistant", "content": answer}]
         return answer
@@ -105,8 +106,8 @@ class Talk:
     def _explain_cut(
         self, n_prompt: int, n_answer: int, options: GenerationOptions
     ) -> str:
-        """Explain why an answer was cut. "" for a complete answer."""
-        context = self._positions
+        """Explain why an answer was cut, or return "" for a complete answer."""
+        context = self._context_length
         if n_answer == options.max_new_tokens:
             return (
                 f"the answer was cut at {n_answer} tokens, the longest allowed answer"
@@ -119,8 +120,8 @@ class Talk:
         return ""
 
     @property
-    def _positions(self) -> int | None:
-        """Tokens of the longest conversation with its answer; None without a limit."""
+    def _context_length(self) -> int | None:
+        """Maximum tokens of a conversation and its answer; None without a limit."""
         from toque.models.config_values import max_positions
 
         config = self.opened.model.config
@@ -133,10 +134,10 @@ class Talk:
         longest: int = 1,
         notice: Callable[[str], object] = lambda _: None,
     ) -> list[int]:
-        """Encode turns as a prompt for an answer to the last one.
+        """Encode turns as a prompt for an answer to the last turn.
 
-        The oldest turns are left out, also from later prompts, if they leave too little context
-        for an answer of `longest` tokens, or of 1 / ANSWER_SHARE of the context length if less.
+        If too little context is left for an answer, leave out the oldest turns, also from later
+        prompts. An answer needs `longest` tokens, but at most 1 / ANSWER_SHARE of the context.
         """
         if self.template is None:
             record = self.opened.provenance
@@ -145,14 +146,15 @@ class Talk:
         n_left_out = self.n_left_out
         visible = _drop_oldest(turns, n_left_out)
         if not visible:  # the conversation is new or was shortened
-            visible, n_left_out = turns, 0
+            visible = turns
+            n_left_out = 0
         ids = self.template.ids(visible).result()
-        context = self._positions
+        context = self._context_length
         if context is None:
             self.n_left_out = n_left_out
             return ids
 
-        # The last token of an answer is never read back, so it needs no position.
+        # The model never reads the last token of an answer, so it needs no position.
         max_prompt = context - min(longest, context // ANSWER_SHARE) + 1
         while len(ids) > max_prompt and (later := _drop_oldest(visible, 2)):
             notice(FORGOTTEN)
@@ -162,6 +164,20 @@ class Talk:
         if len(ids) <= max_prompt:  # otherwise the engine refuses the question
             self.n_left_out = n_left_out
         return ids
+
+    def undo(self) -> None:
+        """Remove the last question and its answer from the conversation."""
+        n_retained = max(self._n_system, len(self.turns) - 2)
+        self.turns = self.turns[:n_retained]
+
+    def restart(self) -> None:
+        """Remove all turns from the conversation, except the system text."""
+        self.turns = self.turns[: self._n_system]
+
+    @property
+    def _n_system(self) -> int:
+        """Number of system texts: 0 or 1."""
+        return sum(turn["role"] == "system" for turn in self.turns)
 
     def save(self, file: str | Path) -> Path:
         """Write the conversation as a line of JSON, which `data.sources` can read.
@@ -189,19 +205,19 @@ class Talk:
 
 def _drop_oldest(turns: list[dict[str, str]], n: int) -> list[dict[str, str]]:
     """Drop the `n` oldest turns after a system text. Return [] if no question remains."""
-    system = turns[:1] if turns[0]["role"] == "system" else []
-    rest = turns[len(system) + n :]
-    return [*system, *rest] if rest else []
+    n_system = 1 if turns[0]["role"] == "system" else 0
+    remaining = turns[n_system + n :]
+    return [*turns[:n_system], *remaining] if remaining else []
 
 
 def open_talk(
     run_or_model: Model, *, system: str | None, device: str, reporter: Reporter = SILENT
 ) -> Talk:
-    """Open a model and begin a conversation, with a `system` text if there is one.
+    """Open a model, and begin a conversation with an optional system text.
 
     Raises:
-        ConfigError: The model cannot read a system text, answers no questions, or the device does
-            not exist.
+        ConfigError: The model does not support a system text or questions, or the device does not
+            exist.
         CheckpointError: The run has no checkpoint.
     """
     folder = check_model(run_or_model)
@@ -218,8 +234,10 @@ def open_talk(
     template = find_chat_template(model.codec, record)
     if template is None:
         if system is not None:
-            raise ConfigError(f"{argument('system')} cannot be used: {SINGLE}.")
-        reporter.notice(f"note: {run_or_model}: {SINGLE}")
+            raise ConfigError(
+                f"{argument('system')} cannot be used: {NO_CONVERSATION}."
+            )
+        reporter.notice(f"note: {run_or_model}: {NO_CONVERSATION}")
 
     talk = Talk(str(run_or_model), model, template)
     if system is not None:

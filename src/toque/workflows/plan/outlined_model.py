@@ -79,7 +79,7 @@ def outline_model(
         # peft cannot move fake tensors, so the adapter is added on the meta device.
         with unset_fake_temporarily(), torch.device("meta"):
             replace_parameters(model, "meta")
-            to_train.fit(model)
+            to_train.adapt(model)
         replace_parameters(model)
     form = None if config.adapter is None else config.adapter.quantize_base
     hold_frozen(model, DTYPES[precision], None if form is None else Outlined(form))

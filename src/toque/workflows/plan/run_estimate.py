@@ -24,7 +24,7 @@ from toque.hardware.cards import card_named
 from toque.hardware.memory import free_bytes
 from toque.models.config_values import max_positions
 from toque.models.families import DTYPES, Family, family_of
-from toque.models.flops import flops_per_token, parameter_counts, products_of
+from toque.models.flops import flops_by_shape, flops_per_token, parameter_counts
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Memory, Work
 from toque.runs.outlined_update import outlining
@@ -356,7 +356,7 @@ def _work_from_settings(
             source_context=source_context,
             cross_context=source_context,
         ),
-        products=products_of(model, source_share=source_share),
+        products=flops_by_shape(model, source_share=source_share),
         totals=totals,
         seconds=train.stop_after.seconds,
         held_out_tokens=float(

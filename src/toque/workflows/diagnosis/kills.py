@@ -1,0 +1,105 @@
+"""Repeated SIGKILLs of training sessions at random moments."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from toque.runs.history import METRICS
+from toque.workflows.diagnosis.run_facts import (
+    Facts,
+    facts_of,
+    find_differences,
+    steps_done,
+)
+from toque.workflows.diagnosis.training_session import Session
+
+
+@dataclass
+class Kills:
+    """Outcome of repeated kills."""
+
+    moments: list[tuple[str, int]] = field(default_factory=list)
+    """Activity and newest logged step at each kill."""
+    finished: int = 0
+    """Number of runs that reached their end."""
+    problems: list[str] = field(default_factory=list)
+    """Differences from the expected results, and sessions that failed."""
+
+
+def kill_and_continue(
+    start: Callable[[Path], Session],
+    new_folder: Callable[[int], Path],
+    expected: Facts,
+    *,
+    kills: int,
+    span: float,
+    training: float = 0.0,
+    chance: random.Random,
+    facts: Callable[[Path], Facts] = facts_of,
+    after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
+) -> Kills:
+    """Kill sessions with SIGKILL at random moments, and continue each run to its end.
+
+    The moments are uniform in the `span` seconds of a session. A session may spend most of this
+    time on its start, so every second moment is uniform in the `training` seconds after its first
+    event. A run that ends before its kill is compared with `expected`, and a new run begins.
+
+    Args:
+        start: Begins or continues the training of a folder.
+        new_folder: Returns the folder of a new run by its number.
+        expected: Results of an undisturbed run.
+        kills: Number of kills.
+        span: Seconds of an undisturbed session.
+        training: Seconds of an undisturbed session after its first event, or 0.
+        chance: Source of the random moments.
+        facts: Returns the results of a run.
+        after_kill: Receives the folder and the number of kills so far.
+    """
+    result = Kills()
+    run = new_folder(0)
+    while True:
+        began = time.time()
+        session = start(run)
+        if len(result.moments) < kills:
+            seconds = span
+            if training > 0 and len(result.moments) % 2 == 1:
+                seconds = training
+                session.wait_until(partial(_has_logged, run, began))
+            if session.kill_after(chance.uniform(0.0, seconds)):
+                result.moments.append((_activity(run, began), steps_done(run)))
+                after_kill(run, len(result.moments))
+                continue
+
+        succeeded = session.wait() == 0
+        result.finished += 1
+        if succeeded:
+            differing = find_differences(expected, facts(run))
+            result.problems += [f"other {name}" for name in differing]
+        else:
+            last_line = session.read_log().strip().splitlines()[-1:]
+            result.problems.append(
+                f"a session ended with {session.code}: {' '.join(last_line)}"
+            )
+        if len(result.moments) >= kills or not succeeded:
+            return result
+        run = new_folder(result.finished)
+
+
+def _has_logged(run: Path, began: float) -> bool:
+    """Return whether a session that began at a time has logged an event."""
+    log = run / METRICS
+    return log.exists() and log.stat().st_mtime >= began
+
+
+def _activity(run: Path, began: float) -> str:
+    """Return what a session that began at a time was doing when it was killed."""
+    if not _has_logged(run, began):
+        return "starting"
+    if any(path.stat().st_mtime >= began for path in run.glob("*/temp-*")):
+        return "saving"
+    return "ending" if (run / "evaluation.json").exists() else "training"

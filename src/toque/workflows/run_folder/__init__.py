@@ -1,0 +1,1 @@
+"""Run folder: its lock, its log, and the checkpoint that a session starts from."""
