@@ -44,7 +44,7 @@ UNKNOWN = 255  # column value of an unknown label
 UNCLEAN_NAMES = "ingredient names left out of prompts: not only the name of a food"
 # Origins of a nutrition class, as codes of the column `nutrition_from`.
 BY_RULE = 0  # our rule
-BY_FIGURES = 1  # the source's figures
+BY_FIGURES = 1  # the source's nutrients
 BY_SOURCE = 2  # the source's label
 # In the column `difficulty_from`, 0 is our rule as well.
 _DIFFICULTY_BY_SOURCE = 1
@@ -140,7 +140,7 @@ def _difficulty_columns(
 def _nutrition_columns(
     reading: Reading, notes: Counter[str], *, is_english: bool
 ) -> dict[str, int | float]:
-    """Return the source's nutrition class, or the class of its figures, or an estimate."""
+    """Return the source's nutrition class, or the class of its nutrients, or an estimate."""
     klass = reading.recipe.nutrition_class
     nutrition_from = BY_SOURCE
     coverage = 1.0
@@ -233,7 +233,7 @@ class _Fields:
         return f"{self.n_before + 1}. {self.reading.recipe.steps[self.n_before]}"
 
     def request(self) -> str:
-        """Choose one of `REQUESTS` at random, among those with known fields only."""
+        """Choose a form of `REQUESTS` at random. All its fields must be known."""
         recipe = self.reading.recipe
         *first_foods, last_food = self.food_names()[:_FOODS_OF_A_REQUEST] or [""]
         foods = (

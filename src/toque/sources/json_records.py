@@ -87,7 +87,7 @@ def form_of(start: bytes, *, is_entire_file: bool) -> JsonForm:
 
 
 def _are_records(lines: list[bytes]) -> bool:
-    """Check that at least half of the lines are objects. The others may be damaged."""
+    """Check that at least half of the lines are objects. Other lines may be damaged."""
     n_objects = sum(
         line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in lines
     )

@@ -48,7 +48,7 @@ class TaskReader:
     first_code: int
     """Number of the first task in the column `task`."""
     fit: tuple[str, ...] | None = None
-    """Tasks whose columns are all in the file, or None if unknown."""
+    """Tasks with all columns in the file, or None if unknown."""
     version: int = 3
     encoding: str = UTF_8
 
@@ -85,7 +85,7 @@ class TaskReader:
         )
 
     def for_file(self, path: Path) -> Self:
-        """Select the tasks whose columns are all in a file.
+        """Select the tasks with all columns in a file.
 
         Raises:
             DataError: The file lacks a column of every task.

@@ -273,7 +273,7 @@ class _Kitchen:
         if chance := _CHANCE.fullmatch(name):
             return self._draw.below(100) < int(chance[1])
         word, equals, value = name.partition(" = ")
-        if equals:  # of a word, or of the number of foods in a group
+        if equals:  # a word's value, or the number of foods in a group
             group_size = len(self._groups.get(word, ()))
             return self._words.get(word, str(group_size)) == value
         if name in self._flags:

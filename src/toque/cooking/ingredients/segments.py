@@ -86,7 +86,7 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
             break
         n += 1
 
-    # A list of foods belongs to the name, too: "water, chicken broth, or stock".
+    # The name may be a list of foods: "water, chicken broth, or stock".
     for m in range(n, min(len(runs), n + _MAX_NAMED)):
         start, end = runs[m]
         if words[start - 1] != ",":

@@ -77,7 +77,7 @@ def _index() -> dict[tuple[str, ...], Food]:
 
 
 def _stems(name: str) -> tuple[str, ...]:
-    """Split a name into the stems of its words, without accents and apostrophes."""
+    """Split a name into word stems, without accents and apostrophes."""
     plain = name.casefold()
     if not plain.isascii():  # "jalapeño" becomes "jalapeno"
         parts = unicodedata.normalize("NFKD", plain)

@@ -319,7 +319,7 @@ _EATEN_WHOLE = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}
 )  # fmt: skip
-"""Foods of which a serving is usually a piece."""
+"""Foods that are usually served by the piece."""
 _LAW_FACTOR = 6.86
 _LAW_WHOLE = 0.265
 _LAW_USUAL = 0.32

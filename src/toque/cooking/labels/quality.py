@@ -47,7 +47,7 @@ ESSENTIAL = (
     "clean",
     "language",
 )
-"""Parts of which the lowest has the weight `WEAKEST_SHARE`."""
+"""The lowest of these parts has the weight `WEAKEST_SHARE`."""
 WEAKEST_SHARE = 0.4
 
 MIN_WORDS = 20
