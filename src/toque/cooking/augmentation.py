@@ -159,7 +159,7 @@ def edits_of(
     key: int,
     is_complete: bool,
 ) -> tuple[Edits, Edits]:
-    """Return the edits of an example's prompt and target. Targets without a recipe have none.
+    """Return the edits of an example's prompt and target. A target without a recipe has no edits.
 
     Args:
         rules: The probabilities of the rules.

@@ -44,7 +44,7 @@ UNKNOWN = 255  # column value of an unknown label
 UNCLEAN_NAMES = "ingredient names left out of prompts: not only the name of a food"
 # Origins of a nutrition class, as codes of the column `nutrition_from`.
 BY_RULE = 0  # our rule
-BY_FIGURES = 1  # the source's figures
+BY_FIGURES = 1  # the source's nutrients
 BY_SOURCE = 2  # the source's label
 # In the column `difficulty_from`, 0 is our rule as well.
 _DIFFICULTY_BY_SOURCE = 1
@@ -121,6 +121,7 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
 def _difficulty_columns(
     reading: Reading, notes: Counter[str], *, is_english: bool
 ) -> dict[str, int]:
+    """Return the source's difficulty, or an estimate."""
     difficulty = reading.recipe.difficulty
     difficulty_from = _DIFFICULTY_BY_SOURCE
     if difficulty is not None:
@@ -139,6 +140,7 @@ def _difficulty_columns(
 def _nutrition_columns(
     reading: Reading, notes: Counter[str], *, is_english: bool
 ) -> dict[str, int | float]:
+    """Return the source's nutrition class, or the class of its nutrients, or an estimate."""
     klass = reading.recipe.nutrition_class
     nutrition_from = BY_SOURCE
     coverage = 1.0
@@ -205,16 +207,18 @@ class _Fields:
     def __getitem__(self, name: str) -> str:
         return _FIELDS[name](self)
 
-    def names(self) -> list[str]:
+    def food_names(self) -> list[str]:
+        """Return the names of the ingredients as in prompts."""
         return distinct_names(
             facts.name for facts in self.reading.lines if facts.has_clean_name
         )
 
     def using(self) -> str:
-        names = self.names()
+        names = self.food_names()
         return f"{WITH_INGREDIENTS}{', '.join(names)}" if names else ""
 
     def steps(self, first: int = 0, end: int | None = None) -> str:
+        """Format steps[first:end] with their numbers in the recipe."""
         steps = self.reading.recipe.steps[first:end]
         return "\n".join(
             f"{n}. {step}" for n, step in enumerate(steps, start=first + 1)
@@ -229,9 +233,9 @@ class _Fields:
         return f"{self.n_before + 1}. {self.reading.recipe.steps[self.n_before]}"
 
     def request(self) -> str:
-        """Choose one of `REQUESTS` at random, among those with known fields only."""
+        """Choose a form of `REQUESTS` at random. All its fields must be known."""
         recipe = self.reading.recipe
-        *first_foods, last_food = self.names()[:_FOODS_OF_A_REQUEST] or [""]
+        *first_foods, last_food = self.food_names()[:_FOODS_OF_A_REQUEST] or [""]
         foods = (
             f"{', '.join(first_foods)} and {last_food}" if first_foods else last_food
         )
@@ -255,7 +259,7 @@ _FIELDS: dict[str, Callable[[_Fields], str]] = {
     "lines": lambda fields: "".join(
         f"\n- {line}" for line in fields.reading.recipe.ingredients
     ),
-    "foods": lambda fields: ", ".join(fields.names()),
+    "foods": lambda fields: ", ".join(fields.food_names()),
     "steps": _Fields.steps,
     "steps_before": _Fields.steps_before,
     "next_step": _Fields.next_step,

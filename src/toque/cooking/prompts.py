@@ -193,7 +193,7 @@ _SENTENCE = re.compile(r"[.!?] ")
 def dish_and_foods(request: str) -> tuple[str, tuple[str, ...]]:
     """Extract the dish of a request, and the foods after a colon.
 
-    If the request has none of the known forms, all its text before the colon is the dish.
+    If the request has an unknown form, all its text before the colon is the dish.
     """
     one_line = " ".join(request.split())
     matches = (form.fullmatch(one_line) for form in _FREE_FORMS)

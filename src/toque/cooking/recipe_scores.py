@@ -8,8 +8,8 @@
   times has a form of 1.
 
 All other scores compare names of foods to measure consistency with the prompt, with the title and
-within the text. The best value is 1, except for `hallucinated_ingredients`, where it is 0. A score
-that does not apply to a text is None.
+within the text. The best value is 1, or 0 for `hallucinated_ingredients`. A score that does not
+apply to a text is None.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
 
 
 def missing_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
-    """List the ingredients whose head noun is not in the text."""
+    """List the ingredients with a head noun that is not in the text."""
     words = set(words_of(text))
     return [line for line in ingredients if forms_in_line(line).isdisjoint(words)]
 

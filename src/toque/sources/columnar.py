@@ -70,6 +70,7 @@ def columns_of(path: Path) -> dict[str, bool]:
 
 
 def _columns_in(schema: Any) -> dict[str, bool]:
+    """Return for each column of a schema whether it has bytes."""
     return {field.name: "binary" in str(field.type) for field in schema}
 
 
@@ -281,6 +282,7 @@ def _read_cell(cell: Any) -> tuple[Any]:
 
 
 def _decode(cell: bytes) -> Any:
+    """Decode a cell as UTF-8, or return `_NOT_TEXT`."""
     try:
         return cell.decode()
     except UnicodeDecodeError:

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 from toque.errors import DataError
@@ -239,70 +238,93 @@ def table_blocks(
     path: Path, dialect: Dialect, *, encoding: str = UTF_8
 ) -> Iterator[Block]:
     """Read blocks of about a mebibyte of rows. An unreadable row is a separate block."""
-    delimiter, quoted = dialect.delimiter, dialect.quoted
-    meta = {"columns": dialect.columns, "delimiter": delimiter, "quoted": quoted}
-    buffer = b""
-    line = 1
-    n_unreadable = 0
-    in_long_line = False
-    n_to_skip = 1 + dialect.n_before  # the header and the lines before it
+    splitter = _TableSplitter(path, dialect)
+    for chunk in chunks(path, encoding=encoding):
+        yield from splitter.feed(chunk)
+    yield from splitter.feed(b"", last=True)
 
-    def block_of(rows: bytes) -> Iterator[Block]:
-        nonlocal line
-        if rows.strip():
-            yield pack(path, line, "table", rows, **meta)
-        line += count_lines(rows)
 
-    for chunk in chain(chunks(path, encoding=encoding), [None]):
-        last = chunk is None
-        if chunk is not None:
-            line_break = _LINE_BREAK.search(chunk) if in_long_line else None
-            if in_long_line and line_break is None:
-                continue
-            buffer += chunk[line_break.end() :] if line_break else chunk
-            in_long_line = False
+class _TableSplitter:
+    """Splitter of a table into blocks of rows."""
+
+    def __init__(self, path: Path, dialect: Dialect) -> None:
+        self._path = path
+        self._dialect = dialect
+        self._buffer = b""
+        self._line = 1
+        self._n_unreadable = 0
+        self._in_long_line = False
+        self._n_to_skip = 1 + dialect.n_before  # the header and the lines before it
+
+    def feed(self, chunk: bytes, *, last: bool = False) -> Iterator[Block]:
+        """Return blocks of the rows that end in a chunk. `last` is True after the last chunk."""
+        if self._in_long_line:
+            line_break = _LINE_BREAK.search(chunk)
+            if line_break is None:
+                return
+            chunk = chunk[line_break.end() :]
+            self._in_long_line = False
+        buffer = self._buffer + chunk
+        delimiter, quoted = self._dialect.delimiter, self._dialect.quoted
 
         start = at = 0  # start of the next block, and of the next row
         while at < len(buffer):
             end = row_end(buffer, at, delimiter, quoted=quoted, last=last)
-            is_incomplete = end is None or end < 0
             stop = len(buffer) if end is None or end < 0 else end
-            is_too_long = stop - at > MAX_RECORD_BYTES
-            if is_incomplete and not (is_too_long or last):
+            is_incomplete = stop != end
+            if stop - at > MAX_RECORD_BYTES or (is_incomplete and last):
+                yield from self._flush(buffer[start:at])
+                line_break = _LINE_BREAK.search(buffer, at)
+                self._in_long_line = line_break is None and not last
+                is_unclosed = end == -1 and not self._in_long_line
+                yield self._unreadable_row(UNCLOSED if is_unclosed else TOO_LONG)
+                at = start = line_break.end() if line_break else len(buffer)
+            elif is_incomplete:
                 break  # the rest of the row is in the next chunk
-
-            if not (is_incomplete or is_too_long):
+            else:
                 at = stop
-                if n_to_skip:
-                    line += count_lines(buffer[start:at])
+                if self._n_to_skip:
+                    self._n_to_skip -= 1
+                    self._line += count_lines(buffer[start:at])
                     start = at
-                    n_to_skip -= 1
                 elif at - start > CHUNK_BYTES:
-                    yield from block_of(buffer[start:at])
+                    yield from self._flush(buffer[start:at])
                     start = at
-                continue
+        yield from self._flush(buffer[start:at])
+        self._buffer = buffer[at:]
 
-            yield from block_of(buffer[start:at])
-            line_break = _LINE_BREAK.search(buffer, at)
-            in_long_line = line_break is None and not last
-            is_unclosed = end == -1 and not in_long_line
-            yield unreadable_block(path, line, UNCLOSED if is_unclosed else TOO_LONG)
-            n_unreadable += 1
-            if n_unreadable > MAX_GIVEN_UP:
-                raise _damaged_table(path, line)
-            line += 1
-            at = start = line_break.end() if line_break else len(buffer)
-        yield from block_of(buffer[start:at])
-        buffer = buffer[at:]
+    def _flush(self, rows: bytes) -> Iterator[Block]:
+        """Return a block of rows, unless all are blank."""
+        if rows.strip():
+            dialect = self._dialect
+            yield pack(
+                self._path,
+                self._line,
+                "table",
+                rows,
+                columns=dialect.columns,
+                delimiter=dialect.delimiter,
+                quoted=dialect.quoted,
+            )
+        self._line += count_lines(rows)
 
+    def _unreadable_row(self, reason: str) -> Block:
+        """Return a block for an unreadable row.
 
-def _damaged_table(path: Path, line: int) -> DataError:
-    return DataError(
-        f"{path}: more than {MAX_GIVEN_UP} rows have an unclosed quote or over "
-        f"{MAX_RECORD_BYTES >> 20} MiB (the last at line {line}). The file is damaged, "
-        "or uses quotes as ordinary characters. Export it again with standard CSV "
-        "quoting, or as JSON lines."
-    )
+        Raises:
+            DataError: Too many rows are unreadable.
+        """
+        self._n_unreadable += 1
+        if self._n_unreadable > MAX_GIVEN_UP:
+            raise DataError(
+                f"{self._path}: more than {MAX_GIVEN_UP} rows have an unclosed quote or over "
+                f"{MAX_RECORD_BYTES >> 20} MiB (the last at line {self._line}). The file is "
+                "damaged, or uses quotes as ordinary characters. Export it again with standard "
+                "CSV quoting, or as JSON lines."
+            )
+        block = unreadable_block(self._path, self._line, reason)
+        self._line += 1
+        return block
 
 
 def table_records(contents: Contents) -> Numbered:
@@ -334,6 +356,7 @@ def table_records(contents: Contents) -> Numbered:
 
 
 def _row_values(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | str:
+    """Decode the fields of a row, or return the reason why it cannot be read."""
     try:
         fields = _fields(row.decode(), delimiter, quoted=quoted)
     except UnicodeDecodeError:
@@ -355,5 +378,6 @@ def _fields(row: str, delimiter: str, *, quoted: bool) -> list[str] | None:
 
 
 def _next_line(text: bytes, at: int) -> int:
-    following = _LINE_BREAK.search(text, at)
-    return following.end() if following else len(text)
+    """Return the position after the next line break, or the end of the text."""
+    line_break = _LINE_BREAK.search(text, at)
+    return line_break.end() if line_break else len(text)

@@ -281,6 +281,7 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
 
 @contextmanager
 def _bzip2(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Decompress bzip2. Its errors are OSErrors, which a caller would take for disk errors."""
     try:
         with bz2.BZ2File(raw) as plain:
             yield cast(IO[bytes], plain)
@@ -290,6 +291,7 @@ def _bzip2(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Decompress zstd with pyarrow. Its errors are OSErrors, as for bzip2."""
     with needing(
         "data", str(path), otherwise=", or decompress it: zstd -d", raised=DataError
     ):

@@ -278,7 +278,7 @@ class PairReader:
         # Prompts that differ in case stay on one side of the split, but are not duplicates.
         key = xxhash.xxh3_64_intdigest(prompt.casefold().encode())
         record_key = xxhash.xxh3_64_intdigest(f"{prompt}\0{target}".encode())
-        return Example(prompt, target, key, 0, record_key)
+        return Example(prompt, target, key, title_key=0, record_key=record_key)
 
 
 def named_columns(columns: Columns) -> dict[str, str]:

@@ -120,6 +120,7 @@ class FileJudge:
         return self._reader_of(file)
 
     def _is_binary(self, file: Located) -> bool:
+        """Check whether a file is neither text nor a format of records."""
         if is_array_file(file.path) or is_columnar(file.path):
             return False
         with named(file.path, file.name):

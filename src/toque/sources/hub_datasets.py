@@ -167,7 +167,7 @@ def _stream_rows(
     if commit is not None and path.is_file():  # a local folder may have changed
         return path
 
-    n_rows = dataset.rows or 0
+    n_rows = dataset.rows or 0  # never None here
     n_read = 0
     tables = builder.as_streaming_dataset(split=split).with_format("arrow")
     with disk_faults(cache, "streaming rows", setting=CACHE_VARIABLE):

@@ -87,7 +87,7 @@ def form_of(start: bytes, *, is_entire_file: bool) -> JsonForm:
 
 
 def _are_records(lines: list[bytes]) -> bool:
-    """Check that at least half of the lines are objects. The others may be damaged."""
+    """Check that at least half of the lines are objects. Other lines may be damaged."""
     n_objects = sum(
         line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in lines
     )
@@ -149,11 +149,7 @@ def json_blocks(
         DataError: The file is damaged or has no records.
     """
     if form == "lines":
-        first_line = 1
-        for run in runs_of_lines(chunks(path, encoding=encoding)):
-            if run.strip():
-                yield Block(0, str(path), first_line, run)
-            first_line += count_lines(run)
+        yield from _line_blocks(path, encoding)
         return
 
     splitter = JsonSplitter(_DEPTHS[form])
@@ -195,6 +191,14 @@ def json_blocks(
         )
 
 
+def _line_blocks(path: Path, encoding: str) -> Iterator[Block]:
+    first_line = 1
+    for lines in runs_of_lines(chunks(path, encoding=encoding)):
+        if lines.strip():
+            yield Block(0, str(path), first_line, lines)
+        first_line += count_lines(lines)
+
+
 def _records_block(path: Path, texts: list[bytes], numbers: list[int]) -> Block:
     return pack(path, numbers[0], "json", b"\n".join(texts), numbers=numbers)
 
@@ -231,6 +235,7 @@ def line_of(contents: Contents, number: int) -> bytes:
 
 
 def _numbered_lines(contents: Contents) -> Iterator[tuple[int, bytes]]:
+    """Iterate over the records of a block with their numbers."""
     lines = contents.body.splitlines()
     if numbers := contents.meta.get("numbers"):
         return zip(numbers, lines, strict=True)

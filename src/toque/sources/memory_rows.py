@@ -99,7 +99,7 @@ def _host() -> str:
 def forget_rows(store: Path, retained_names: Collection[str]) -> None:
     """Remove the files of rows from a store's folder, except `retained_names`.
 
-    Folders that are then empty are removed, too.
+    Also remove the folders if they are then empty.
     """
     for path in (store / ROWS).glob("*.jsonl"):
         if _NAME.fullmatch(path.name) and path.name not in retained_names:

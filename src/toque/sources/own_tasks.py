@@ -48,7 +48,7 @@ class TaskReader:
     first_code: int
     """Number of the first task in the column `task`."""
     fit: tuple[str, ...] | None = None
-    """Tasks whose columns are all in the file, or None if unknown."""
+    """Tasks with all columns in the file, or None if unknown."""
     version: int = 3
     encoding: str = UTF_8
 
@@ -85,7 +85,7 @@ class TaskReader:
         )
 
     def for_file(self, path: Path) -> Self:
-        """Select the tasks whose columns are all in a file.
+        """Select the tasks with all columns in a file.
 
         Raises:
             DataError: The file lacks a column of every task.
@@ -125,6 +125,7 @@ class TaskReader:
     def _examples_of(
         self, record: Mapping[str, Any], notes: Counter[str]
     ) -> list[Example] | str:
+        """Make the examples of a record, or return the reason for dropping the record."""
         examples: list[Example] = []
         missing: dict[str, str] = {}
         for code, name in self.task_names.items():

@@ -137,7 +137,7 @@ def attempt(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T |
     """Call a function. If it raises, return the reason for dropping its record.
 
     Every reader uses this function or `records_until_error`, so that a strange record cannot stop
-    the others. A bug in Toque is reported as a count with the function's name.
+    a run. A bug in Toque is reported as a count with the function's name.
 
     >>> attempt(int, "12"), attempt(int, "twelve")
     (12, 'raised ValueError in toque.sources.records.attempt')
@@ -357,7 +357,7 @@ def is_not_finite(value: Any) -> bool:
 def most_frequent(counts: Counter[str]) -> dict[str, int]:
     """Return the counts of the most frequent fields.
 
-    The count of "(others)" is an upper limit for each other field.
+    The entry "(others)" has an upper limit for the count of each remaining field.
     """
     frequent = counts.most_common(_MAX_NAMES)
     result = {name[:_MAX_NAMES]: n for name, n in frequent}

@@ -111,7 +111,7 @@ def _list_files(pattern: str) -> list[Path]:
     """List the files of a path or pattern, sorted by name.
 
     Raises:
-        DataError: There are none.
+        DataError: No file exists.
     """
     path = named_path(pattern)
     if path.is_file():

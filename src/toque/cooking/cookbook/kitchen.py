@@ -96,14 +96,15 @@ class Dish:
 @cache
 def dishes() -> tuple[Dish, ...]:
     """Load all dishes of the cookbook in the order of its chapters."""
-    chapters = map(_chapter, CHAPTERS)
+    chapters = map(_load_chapter, CHAPTERS)
     return tuple(
         Dish(name, **data) for chapter in chapters for name, data in chapter.items()
     )
 
 
 @cache
-def _chapter(name: str) -> dict[str, Any]:
+def _load_chapter(name: str) -> dict[str, Any]:
+    """Load the dishes of a chapter by name, or the entries of each technique."""
     text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     entries: dict[str, Any] = yaml.load(text, _Loader)  # noqa: S506  # a safe loader
     return entries
@@ -159,6 +160,7 @@ class _Kitchen:
         )
 
     def _choose_servings(self, dish: Dish) -> None:
+        """Choose the servings, or a number of batches, and the scale of the amounts."""
         if dish.serves:
             self._servings = self._pick(dish.serves)
             self._scale = float(self._servings)
@@ -200,7 +202,7 @@ class _Kitchen:
         elif verb == "use":
             for name, argument in entry.items():
                 self._let(name, argument)
-            self._follow(_chapter("techniques")[value], write)
+            self._follow(_load_chapter("techniques")[value], write)
         elif verb == "eaten":
             self._list_foods(value, eaten=int(rest.rstrip("%")) / 100)
         elif key.endswith(" min"):
@@ -271,7 +273,7 @@ class _Kitchen:
         if chance := _CHANCE.fullmatch(name):
             return self._draw.below(100) < int(chance[1])
         word, equals, value = name.partition(" = ")
-        if equals:  # of a word, or of the number of foods in a group
+        if equals:  # a word's value, or the number of foods in a group
             group_size = len(self._groups.get(word, ()))
             return self._words.get(word, str(group_size)) == value
         if name in self._flags:
@@ -304,6 +306,7 @@ class _Kitchen:
             self._list_food(specification(text), eaten)
 
     def _list_food(self, spec: Specification, eaten: float) -> None:
+        """Add a food to the list, with its amount for all servings and a random preparation."""
         assert spec.key not in self._lines, f"{spec.key} is listed twice"
         measured = measure(spec, self._scale)
         preparation = self._pick(spec.preparations)
@@ -354,6 +357,7 @@ class _Kitchen:
         return list(keys)
 
     def _name_of(self, key: str, form: str | None) -> str:
+        """Return the singular of a food for the form "one" or a single piece, or its plural."""
         is_single = form == "one" or self._measured[key].is_single
         return PANTRY[key].name if is_single else PANTRY[key].plural
 

@@ -42,7 +42,8 @@ class PantryFood:
     """True if a recipe may use half a piece."""
 
 
-def _pantry() -> dict[str, PantryFood]:
+def _load_pantry() -> dict[str, PantryFood]:
+    """Load the foods of the table by singular and plural."""
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
     table = (line for line in lines if not line.startswith("#"))
     foods: dict[str, PantryFood] = {}
@@ -71,7 +72,7 @@ def _pantry() -> dict[str, PantryFood]:
     return {food.plural: food for food in foods.values()} | foods
 
 
-PANTRY: Mapping[str, PantryFood] = _pantry()
+PANTRY: Mapping[str, PantryFood] = _load_pantry()
 """Foods by singular and plural."""
 
 GRAMS_PER_POUND = 453.6

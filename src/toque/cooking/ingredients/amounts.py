@@ -25,7 +25,7 @@ _TOTALS = frozenset({"total", "in", "each", "apiece", "all", "altogether", "weig
 _BETWEEN = frozenset({"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"})
 _BULLETS = frozenset({"-", "*", "•", "~", "."})
 _CLOSES = frozenset(CLOSING.values())
-_OF = frozenset({"de", "di", "du", "del", "da"})
+_OF = frozenset({"de", "di", "du", "del", "da"})  # "of" in other languages
 _PLUS = frozenset({"plus", "+", "and", "&"})
 OPENERS = (  # words that may precede a food's name
     frozenset(WORDS) | frozenset(SPELLINGS) | SIZES | SIZE_ADVERBS | PACKED | ABOUT | _PLUS
@@ -95,6 +95,7 @@ class AmountReader:
                 self.i += 1
 
     def _read_amount(self) -> bool:
+        """Read a measure, or a bracket with measures or a size."""
         i, word = self.i, self.tokens.words[self.i]
         if self.tokens.kinds[i] == "N" or word in WORDS or word in {"a", "an"}:
             return self.read_measure()

@@ -80,8 +80,9 @@ _PURPOSE = re.compile(
     r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b|not\Z)"
 )
 _ORDERED = frozenset(
-    {"a", "all", "an", "in", "into", "it", "the", "to", "until", "with"}
+    "a all an in into it the to until with".split()  # noqa: SIM905
 )
+"""Words after a verb in a step: "Grind the spices"."""
 _NO_ENDINGS = frozenset(
     """
     a add-ins and combined de di en fitted garnish in lid lids no of or pinch plus removed reserved

@@ -100,6 +100,7 @@ def _range(match: re.Match[str]) -> str:
 
 
 def _in_digits(number: str) -> str:
+    """Return one end of a range in digits: "half" is "1/2", and "a dozen" is "12"."""
     lower = number.lower()
     if lower.endswith("dozen"):
         return "12"

@@ -73,6 +73,8 @@ def parse_line(line: str) -> IngredientLine:
 
 
 class _Line:
+    """State of the parser for one line."""
+
     __slots__ = ("amounts", "name", "remarks", "sizes", "tokens")
 
     def __init__(self, text: str) -> None:
@@ -83,6 +85,7 @@ class _Line:
         self.name = ""
 
     def read(self) -> IngredientLine:
+        """Read amounts, remarks before the name, the name, and remarks after it, in this order."""
         tokens = self.tokens
         start = 0
         if "of" in tokens.words or "from" in tokens.words:

@@ -39,12 +39,14 @@ _PREPARING = SEGMENT_PREPARED | ADVERBS
 _OF_NO_FOOD = _PREPARING | PARTS | {"only", "part"}
 _NO_FOOD = frozenset({"a", "more", "less", "you", "another"})
 _NO_NAME = REMARKS | PURPOSES | SEGMENT_PREPARED
-ENDS = frozenset(  # words that may end a name, decided by `ends_name`
-    {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
-     "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
-     "dissolved", "combined", "mixed", "soaked", "steeped", "plumped", "weighing", "use",
-     "with", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
-)  # fmt: skip
+ENDS = frozenset(
+    """
+    plus preferably optional such about including divided + from see or and to for as if at cut i
+    you you'll can made dissolved combined mixed soaked steeped plumped weighing use with room z für
+    zum zur voor om para til för
+    """.split()  # noqa: SIM905
+)
+"""Words that may end a name. `ends_name` decides."""
 SPECIAL_WORDS = ENDS | PREPARED | ADVERBS | SIZES
 """Words that may not be part of a name."""
 
@@ -84,7 +86,7 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
             break
         n += 1
 
-    # A list of foods belongs to the name, too: "water, chicken broth, or stock".
+    # The name may be a list of foods: "water, chicken broth, or stock".
     for m in range(n, min(len(runs), n + _MAX_NAMED)):
         start, end = runs[m]
         if words[start - 1] != ",":

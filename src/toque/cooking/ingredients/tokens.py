@@ -36,6 +36,7 @@ CLOSING = {"(": ")", "[": "]"}  # opening brackets and their closing brackets
 
 
 def _kind(word: str) -> str:
+    """Return the kind of a token with an unusual last character."""
     if word[0].isalpha() or word == "00":  # "00 flour"
         return "W"
     return "N" if word[-1].isdecimal() else "P"  # "²" is a digit but not a number
@@ -178,6 +179,7 @@ def read_number(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
 
 
 def _read_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+    """Read a number or range in digits, perhaps of dozens."""
     (low, high), i = _read_range(tokens, i, end)
     if tokens.words[i] == "dozen":  # "2 dozen eggs", "1 to 2 dozen"
         return (low * _DOZEN, high * _DOZEN), i + 1

@@ -80,11 +80,13 @@ jar bottle bag carton punnet basket bar drop drizzle squeeze stick head bulb str
 square scoop rack part recipe serving tray
 """
 
-STARTERS = frozenset(  # units that need no number: "pinch of salt", "cup butter"
-    {"pinch", "dash", "drop", "splash", "drizzle", "squeeze", "glug", "knob", "handful", "slice",
-     "bunch", "sprig", "strip", "sheet", "piece", "wedge", "scoop", "cup", "teaspoon", "tablespoon",
-     "tray"}
-)  # fmt: skip
+# Units that need no number: "pinch of salt", "cup butter"
+STARTERS = frozenset(
+    """
+    pinch dash drop splash drizzle squeeze glug knob handful slice bunch sprig strip sheet piece
+    wedge scoop cup teaspoon tablespoon tray
+    """.split()  # noqa: SIM905
+)
 
 # Units that need a size: "1 (16 ounce) can"
 CONTAINERS = frozenset(
@@ -109,7 +111,8 @@ LATE: dict[str, frozenset[str] | None] = {
 }
 
 
-def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
+def _parse_units() -> tuple[dict[str, Unit], dict[str, Unit]]:
+    """Parse the table of units. Return the units by name and by spelling."""
     units: dict[str, Unit] = {}
     spellings: dict[str, Unit] = {}
     pieces = (f"{name}|count|0|" for name in _PIECES.split())
@@ -124,7 +127,7 @@ def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
     return units, spellings
 
 
-UNITS, SPELLINGS = _spellings()  # in lower case, except "T" for a tablespoon
+UNITS, SPELLINGS = _parse_units()  # in lower case, except "T" for a tablespoon
 
 
 LATE_SPELLINGS = frozenset(
@@ -185,7 +188,7 @@ PART_OF_NAME: dict[str, frozenset[str]] = {
 
 # Words that make the next participle part of the product: "frozen chopped spinach"
 KEPT_WITH = frozenset(
-    {"frozen", "canned", "tinned", "ready", "jarred", "dried", "unsweetened"}
+    "frozen canned tinned ready jarred dried unsweetened".split()  # noqa: SIM905
 )
 
 # Words that begin a preparation after a comma.

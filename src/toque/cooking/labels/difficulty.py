@@ -8,7 +8,7 @@
 
 The minutes are the recipe's own, or the sum of the times in its steps, or 30. The product
 approximates a logistic regression of Epicurious' tag "Quick & Easy" on the logarithms of the three
-numbers, whose weights are nearly equal (0.9, 1.1, 1). The limit and the 30 minutes were chosen for
+numbers. Their weights are nearly equal (0.9, 1.1, 1). The limit and the 30 minutes were chosen for
 the best agreement with the tag on one half of the recipes.
 """
 
@@ -85,8 +85,8 @@ _WORDS_OF_PHRASES = frozenset(
     thermometer
     """.split()  # noqa: SIM905
 )
-"""Words of which each phrase contains one. Most recipes have none, so that their search is 15 times
-faster."""
+"""Each phrase contains one of these words. Most recipes contain no such word, so that their search
+is 15 times faster."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,11 @@ NUTRIENTS = (
 _MAX_WORDS = 5
 _SERVING_G = 30.0  # grams per serving of a rare food
 _NOT_FOOD = frozenset(
-    {"skewer", "toothpick", "foil", "parchment", "equipment", "accompaniment", "twine", "reynold",
-     "thermometer", "cutter", "cheesecloth", "liner", "charcoal", "torch", "ramekin"}
-)  # fmt: skip
+    """
+    skewer toothpick foil parchment equipment accompaniment twine reynold thermometer cutter
+    cheesecloth liner charcoal torch ramekin
+    """.split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def _index() -> dict[tuple[str, ...], Food]:
 
 
 def _stems(name: str) -> tuple[str, ...]:
-    """Split a name into the stems of its words, without accents and apostrophes."""
+    """Split a name into word stems, without accents and apostrophes."""
     plain = name.casefold()
     if not plain.isascii():  # "jalapeño" becomes "jalapeno"
         parts = unicodedata.normalize("NFKD", plain)
@@ -98,6 +100,7 @@ def find_food(name: str) -> Food | None:
 
 
 def _longest_match(stems: tuple[str, ...]) -> Food | None:
+    """Return the food with the longest match in the stems, or the last of equally long matches."""
     index = _index()
     for length in range(min(_MAX_WORDS, len(stems)), 0, -1):
         for start in range(len(stems) - length, -1, -1):

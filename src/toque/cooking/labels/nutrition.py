@@ -181,6 +181,7 @@ def _refined_names() -> frozenset[str]:
 
 
 def _is_refined(food: Food) -> bool:
+    """Check whether a food is mostly sugar, fat or alcohol, with little protein."""
     energy, fat, sugar = (food.per_100_g[i] for i in (_ENERGY, _FAT, _SUGAR))
     protein, carbohydrate = food.per_100_g[_PROTEIN], food.per_100_g[_CARBOHYDRATE]
     if sugar >= 45.0:
@@ -242,13 +243,7 @@ def estimate_nutrition(reading: Reading) -> Nutrition:
     _apply_claims(per_serving, recipe.tags)
 
     measured_g = sum([line.grams for line in measured_lines]) / servings
-    unmeasured_g = sum(
-        [
-            line.food.serving_g
-            for line in matched_lines
-            if line.food and not line.line.amounts
-        ]
-    )
+    unmeasured_g = sum([_unmeasured_grams(line) for line in matched_lines])
     unknown_g = _UNKNOWN_G * (len(lines) - len(matched_lines))
     weight_g = measured_g + unmeasured_g + unknown_g
 
@@ -262,6 +257,13 @@ def estimate_nutrition(reading: Reading) -> Nutrition:
         coverage=measured_g / weight_g if weight_g else 0.0,
         servings=servings if measured_lines else None,
     )
+
+
+def _unmeasured_grams(line: LineFacts) -> float:
+    """Return the usual grams per serving of a food without an amount, and 0.0 for other foods."""
+    if line.food is None or line.line.amounts:
+        return 0.0
+    return line.food.serving_g
 
 
 def _reduce_frying_fat(line: LineFacts) -> LineFacts:
@@ -317,6 +319,7 @@ _EATEN_WHOLE = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}
 )  # fmt: skip
+"""Foods that are usually served by the piece."""
 _LAW_FACTOR = 6.86
 _LAW_WHOLE = 0.265
 _LAW_USUAL = 0.32

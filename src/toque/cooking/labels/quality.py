@@ -47,7 +47,7 @@ ESSENTIAL = (
     "clean",
     "language",
 )
-"""Parts of which the lowest has the weight `WEAKEST_SHARE`."""
+"""The lowest of these parts has the weight `WEAKEST_SHARE`."""
 WEAKEST_SHARE = 0.4
 
 MIN_WORDS = 20
@@ -122,6 +122,7 @@ def quality_of(reading: Reading) -> Quality:
 
 
 def _title_score(title: str) -> float:
+    """Score the form of a title: 0.0 for a title without words or with markup or a link."""
     if not words_of(title) or _DIRT.search(title):
         return 0.0
     is_too_long = len(title.split()) > MAX_TITLE_WORDS
@@ -130,6 +131,7 @@ def _title_score(title: str) -> float:
 
 
 def _used_share(reading: Reading) -> float:
+    """Return the share of ingredients that the steps mention, by name or as "all ingredients"."""
     lines = reading.lines
     if not lines:
         return 0.0
