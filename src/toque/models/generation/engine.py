@@ -112,7 +112,12 @@ def generate(
         computing(core),
     ):
         core = with_packed_products(core, resolve_precision(options.precision, core))
-        columns = _max_columns(core, orders)
+        # The cache of an encoder-decoder contains answers only.
+        has_prompts = not family_of(core.config).is_encoder_decoder
+        columns = max(
+            order.max_tokens + (len(order.prompt) if has_prompts else 0)
+            for order in orders
+        )
         n_rows = _choose_n_rows(core, orders, columns, options.batch_rows)
         begin = partial(LiveRows, core, columns=columns, eos_id=eos_id, pad_id=pad_id)
         for new_tokens in _run_orders(begin, orders, answers.tokens, n_rows, on_notice):
@@ -248,13 +253,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _max_columns(core: PreTrainedModel, orders: Sequence[Order]) -> int:
-    """Return the cache columns of the longest row."""
-    if family_of(core.config).is_encoder_decoder:  # the cache contains answers only
-        return max(order.max_tokens for order in orders)
-    return max(len(order.prompt) + order.max_tokens for order in orders)
 
 
 def _choose_n_rows(

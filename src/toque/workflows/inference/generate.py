@@ -17,6 +17,7 @@ from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import (
     GenerationOptions,
     Precision,
+    refuse_below,
     refuse_non_numbers,
 )
 from toque.models.loading.provenance import OwnTask, Provenance
@@ -57,7 +58,7 @@ class GenerationRequest:
     file: str | Path | None = None
     """File with more prompts."""
     task: str | None = None
-    """Task that the model learned; None for a recipe, if the model writes recipes."""
+    """Task that the model learned; None for a recipe, if the model generates recipes."""
     adapters: Sequence[str | Path] = ()
     """Adapter folders or finished runs. Each answers every prompt."""
     raw: bool = False
@@ -74,8 +75,7 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         """Raise a ConfigError for values that are not allowed or cannot be combined."""
         refuse_non_numbers(n=self.n)
-        if self.n < 1:
-            raise ConfigError(f"{argument('n')} is {self.n}; it must be at least 1.")
+        refuse_below(1, n=self.n)
         if self.must_use and self.schema is not None:
             raise ConfigError(
                 f"{argument('must_use')} and {argument('schema')} cannot be combined, because each "
@@ -84,7 +84,7 @@ class GenerationRequest:
         if self.must_use and self.task not in (None, "write"):
             raise ConfigError(
                 f"{argument('must_use')} and {argument(f'task={self.task}')} cannot be combined: "
-                "the first constrains recipes, and the task asks for other texts. Use one of them."
+                "the first constrains recipes, but the task requests other texts. Use one of them."
             )
         self.best.check(self.options, n_results=self.n)
 
@@ -127,7 +127,7 @@ def generate(
             the task's prompt.
         file: A file with more prompts, one per line or as JSON lines.
         task: A task that the model learned: title, next_step, or a task of the run. None: a
-            recipe, if the model writes recipes.
+            recipe, if the model generates recipes.
         adapters: Adapter folders, or finished runs that trained an adapter. Each adapter answers
             every prompt.
         n: Texts per prompt. The texts for a prompt are consecutive.
@@ -482,8 +482,8 @@ def _create_constraints(
     if not writes_recipes(record):
         tasks = f" for {', '.join(record.tasks)}" if record.knows_recipes else ""
         raise ConfigError(
-            f"{argument('must_use')} needs a model that writes recipes. This model was trained on "
-            f"{record.form}{tasks}. Leave {argument('must_use')} out."
+            f"{argument('must_use')} needs a model that generates recipes. This model was trained "
+            f"on {record.form}{tasks}. Leave {argument('must_use')} out."
         )
     ingredients = [
         [_normalise_ingredient(name, codec) for name in asked_ingredients(prompt)]
@@ -497,13 +497,13 @@ def _normalise_ingredient(name: str, codec: Codec) -> str:
     """Return the name in the characters of the vocabulary.
 
     Raises:
-        ConfigError: The vocabulary cannot write the name.
+        ConfigError: The vocabulary cannot encode the name.
     """
     plain = codec.normalise(name)
     decoded = codec.decode(codec.encode(plain))
     if decoded.strip().casefold() != plain.strip().casefold():
         raise ConfigError(
-            f"{argument('must_use')}: this model's vocabulary cannot write {name!r}. Change "
+            f"{argument('must_use')}: this model's vocabulary cannot encode {name!r}. Change "
             f"the spelling of the ingredient, or leave {argument('must_use')} out."
         )
     return plain
@@ -624,7 +624,7 @@ def _check_classes(
     """Return the classes of a task, or raise a ConfigError without classes or with choices."""
     if not classes:
         raise ConfigError(
-            f"{argument(f'task={task}')} has no classes. Use toque.generate to write its "
+            f"{argument(f'task={task}')} has no classes. Use toque.generate to generate its "
             f"answers, or name your own answers with {argument('choices')}."
         )
     if choices:
