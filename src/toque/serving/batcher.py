@@ -320,7 +320,7 @@ class Batcher:
             self._activate(served)
             return work()
 
-        self._must_end_round = True
+        self._must_end_round = True  # the thread would finish its round first
         return self._thread.submit(activate_and_work).result()
 
     def _wake(self) -> None:

@@ -494,21 +494,24 @@ def parse_request(kind: type[R], body: bytes) -> R:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        if error.error_count() > _MAX_ERRORS:
-            raise RequestError(
-                400,
-                f"{error.error_count():,} of the body's fields are unknown, missing or of the "
-                "wrong kind. Send only fields of OpenAI's protocol.",
-            ) from None
-        errors = error.errors(
-            include_url=False, include_context=False, include_input=False
+        raise _convert_error(error) from None
+
+
+def _convert_error(error: ValidationError) -> RequestError:
+    """Convert the errors of a body to one about the first field that has an error."""
+    if error.error_count() > _MAX_ERRORS:
+        return RequestError(
+            400,
+            f"{error.error_count():,} of the body's fields are unknown, missing or of the "
+            "wrong kind. Send only fields of OpenAI's protocol.",
         )
-        first = errors[0]
-        message = f"{first['msg']}."
-        param = None
-        if first["loc"]:  # otherwise the error is about the entire body
-            param = str(first["loc"][0])[:100]
-            message = f"{param}: {message}"
-        if first["type"] == "extra_forbidden":
-            message = f"Unrecognized request argument supplied: {param}."  # as OpenAI's
-        raise RequestError(400, message, param=param) from error
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = errors[0]
+    message = f"{first['msg']}."
+    param = None
+    if first["loc"]:  # otherwise the error is about the entire body
+        param = str(first["loc"][0])[:100]
+        message = f"{param}: {message}"
+    if first["type"] == "extra_forbidden":
+        message = f"Unrecognized request argument supplied: {param}."  # as OpenAI's
+    return RequestError(400, message, param=param)

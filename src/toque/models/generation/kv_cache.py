@@ -415,7 +415,7 @@ class KVCache:
         if self._gather is not None and gather.reads_same_tiles(self._gather):
             gather = self._gather
         self._gather = gather
-        # A clone, because later steps read the columns after `end`.
+        # Hide the columns after `end` in a copy, because later steps will use them.
         blocked = self._blocked[rows, None, None, gather.columns].clone()
         blocked[..., end - gather.columns.start :] = -torch.inf
         return AttentionWindow(rows, columns, blocked, gather)

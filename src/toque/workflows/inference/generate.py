@@ -323,26 +323,49 @@ def _generate_batch(
     on_text: OnText | None,
     reporter: Reporter,
 ) -> list[Written]:
-    """Generate the texts of a batch. `first` is the number of its first text."""
+    """Generate the texts of a batch. Report them with numbers from `first`."""
+    chooses = request.best.n > 1
+    on_token = None
+    if on_text is not None and not chooses:
+        on_token = OrderedTexts(
+            on_text,
+            [prompt.text for prompt in batch.prompts],
+            partial(model.codec.decode, skip_special_tokens=True),
+            adapter=batch.adapter,
+            first=first,
+        )
+    texts, logprobs = _generate_candidates(
+        model, batch, request, on_token, SILENT if on_token else reporter
+    )
+    if not chooses:
+        return texts
+
+    texts = _choose_best(texts, logprobs, request, reporter)
+    if on_text is not None:
+        for number, text in enumerate(texts, start=first):
+            on_text(number, text)
+    return texts
+
+
+def _generate_candidates(
+    model: OpenedModel,
+    batch: _Batch,
+    request: GenerationRequest,
+    on_token: OrderedTexts | None,
+    reporter: Reporter,
+) -> tuple[list[Written], list[list[float]]]:
+    """Generate all texts of a batch. For best-of-n, also return the logprobs of their tokens."""
     from toque.models.generation.engine import generate as generate_ids
 
     codec = model.codec
-    decode = partial(codec.decode, skip_special_tokens=True)
     prompts = [prompt.text for prompt in batch.prompts]
-    chooses = request.best.n > 1
     logprobs: list[list[float]] = [[] for _ in prompts]
 
     def add_logprob(number: int, logprob: float) -> None:
         logprobs[number].append(logprob)
 
     constraints = _create_constraints(codec, prompts, batch.record, request)
-    on_token = None
-    if on_text is not None and not chooses:
-        on_token = OrderedTexts(
-            on_text, prompts, decode, adapter=batch.adapter, first=first
-        )
-
-    with counting(SILENT if on_token else reporter, "writing", "texts") as count:
+    with counting(reporter, "writing", "texts") as count:
         ids_of_texts = generate_ids(
             model.model,
             [model.prompt_ids(prompt, raw=request.raw) for prompt in prompts],
@@ -353,13 +376,12 @@ def _generate_batch(
             places=[prompt.where for prompt in batch.prompts],
             on_progress=count,
             on_token=on_token,
-            on_logprob=add_logprob if chooses else None,
+            on_logprob=add_logprob if request.best.n > 1 else None,
         )
-
     texts = [
         Written(
             prompt,
-            decode(ids),
+            codec.decode(ids, skip_special_tokens=True),
             len(ids),
             batch.adapter,
             request.in_json,
@@ -367,12 +389,7 @@ def _generate_batch(
         )
         for prompt, ids in zip(prompts, ids_of_texts, strict=True)
     ]
-    if chooses:
-        texts = _choose_best(texts, logprobs, request, reporter)
-        if on_text is not None:
-            for number, text in enumerate(texts, start=first):
-                on_text(number, text)
-    return texts
+    return texts, logprobs
 
 
 def _choose_best(
