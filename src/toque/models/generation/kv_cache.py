@@ -478,13 +478,15 @@ class KVCache:
         old_buffers = list(self._buffers())
         self._layers = []
         for device in self.devices:
+            keys: Columns | Tiles
+            values: Columns | Tiles
             if self._gathers:
-                layer = Tiles(shape, keys=True), Tiles(shape, keys=False)
-                self._layers.append(layer)
+                keys = Tiles(shape, keys=True)
+                values = Tiles(shape, keys=False)
             else:
                 keys = Columns(shape, self._dtype, device)
                 values = Columns(shape, self._dtype, device)
-                self._layers.append((keys, values))
+            self._layers.append((keys, values))
         # The first allocation has no old buffers.
         for new, old in zip(self._buffers(), old_buffers, strict=False):
             new.copy_from(old.data, len(self.starts), source, start)
