@@ -195,7 +195,7 @@ class Ticket:
 
 
 class Batcher:
-    """Generator of the texts of all requests, from `start` to `close`.
+    """Batch that generates the texts of all requests, from `start` to `close`.
 
     The event loop calls the methods, except `read_prompt` and `run_between_steps`, which block.
 

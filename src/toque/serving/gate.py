@@ -57,7 +57,7 @@ class Gate:
     paths: Collection[str]
     """Paths that are counted separately."""
     count: Callable[[str, int], object]
-    """Function called with the path and the status of every response."""
+    """Function that receives the path and status of every response."""
     max_requests: int
     """Maximum number of concurrent requests. Further requests are refused with status 503."""
     is_stopping: bool = False

@@ -308,7 +308,7 @@ class _Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """Text of the message: its parts, joined."""
+        """Joined text of the message's parts."""
         if isinstance(self.content, list):
             return join_parts(part.text for part in self.content)
         return self.content or ""
@@ -498,7 +498,7 @@ def parse_request(kind: type[R], body: bytes) -> R:
 
 
 def _convert_error(error: ValidationError) -> RequestError:
-    """Convert the errors of a body to one about the first field that has an error."""
+    """Convert a validation error to an error about the first wrong field."""
     if error.error_count() > _MAX_ERRORS:
         return RequestError(
             400,

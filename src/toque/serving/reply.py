@@ -149,7 +149,7 @@ class _Text:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text with which a stop string starts."""
+    """Return the length of the longest suffix of a text that is a prefix of a stop string."""
     longest = min(len(text), len(stop) - 1)
     for n in range(longest, 0, -1):
         if text.endswith(stop[:n]):

@@ -177,7 +177,7 @@ class Constraint:
         return Constraint(self.compiler, self.matcher.deep_copy())
 
     def read(self, answer: Sequence[int]) -> None:
-        """Read the tokens that the answer has gained since the last call."""
+        """Read the answer's tokens since the last call."""
         while self._n_read < len(answer) and not self.update_fault():
             self.matcher.consume_token(answer[self._n_read])
             self._n_read += 1

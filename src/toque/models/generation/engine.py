@@ -276,7 +276,9 @@ def _count_affordable_rows(
     """Compute the number of rows that fit into the share BESIDE_TRAINING of the free memory."""
     layers, heads, size = cache_shape(core)
     if family_of(core.config).is_encoder_decoder:
-        columns += max(len(order.prompt) for order in orders)  # cross-attention
+        columns += max(
+            len(order.prompt) for order in orders
+        )  # keys and values of the cross-attention
     # A buffer that grows is up to a quarter larger than its content.
     allocated_columns = columns * 5 // 4 + SPARE
     column_bytes = 2 * layers * heads * size * cache_dtype(core).itemsize

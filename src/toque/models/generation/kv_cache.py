@@ -38,11 +38,13 @@ SPARE = 64
 MAX_INITIAL_COLUMNS = 1024
 """Maximum number of columns that are allocated before a row needs them."""
 MAX_WASTED_COLUMNS = 192
-"""Padded columns in a group of rows: 40 us at 8 GB/s, the cost of another kernel call."""
+"""Maximum padding of a group of rows, in columns. Reading it takes 40 us at 8 GB/s, as long as
+another kernel call."""
 PREFILL_TOKENS = 4096
 """Prompt tokens with padding in one forward pass, which limits its memory."""
 WASTED_TOKENS = 128
-"""Padding of a prefill on a CPU. A token takes 0.15 ms (30M model), another call 2 to 3 ms."""
+"""Maximum padding of a prefill on a CPU, in tokens. A token takes 0.15 ms (30M model), and another
+call 2 to 3 ms."""
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:

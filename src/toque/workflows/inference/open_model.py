@@ -1,4 +1,4 @@
-"""Opening of models for inference, from a run folder (finished or not) or a Hugging Face folder."""
+"""Loading of models for inference, from a run folder (finished or not) or a Hugging Face folder."""
 
 from __future__ import annotations
 
