@@ -378,7 +378,7 @@ class ChatRequest(TextRequest):
         if not texts or not texts[-1].strip():
             raise RequestError(
                 400,
-                "messages have no text from the user. Add a message.",
+                "messages must contain a user message with text. Add one.",
                 param="messages",
             )
 

@@ -255,7 +255,7 @@ class Reply(Response):
             return RequestError(
                 504,
                 f"The answer was not complete after {self._seconds:g} seconds, the time limit of "
-                "this server. Ask for fewer tokens or texts.",
+                "this server. Request fewer tokens or texts.",
                 code="timeout",
                 # The same request would fail again.
                 headers={"x-should-retry": "false"},
@@ -493,8 +493,8 @@ def _check_n_texts(
         param = "best_of" if (request.best_of or 1) > 1 else "n"
     raise RequestError(
         400,
-        f"The request asks for {n_texts} texts, {n_candidates} for each of {n_prompts} "
-        f"prompts. One request may ask for {limits.texts}. Send several requests.",
+        f"The request is for {n_texts} texts, {n_candidates} per prompt for {n_prompts} prompts. "
+        f"The limit is {limits.texts}. Send several requests.",
         param=param,
     )
 

@@ -225,7 +225,7 @@ def generate_texts(
     n_cut = sum(text.is_cut for text in texts)
     if n_cut:
         reporter.notice(
-            f"{n_cut} of {len(texts)} texts reached the longest length before their JSON was "
+            f"{n_cut} of {len(texts)} texts reached the maximum length before their JSON was "
             f"complete. Raise {argument('max_new_tokens')}, or add limits to the schema."
         )
     return texts
@@ -667,6 +667,6 @@ def _check_choices(choices: Sequence[str]) -> tuple[str, ...]:
     has_blank = not all(choice.strip() for choice in choices)
     if has_blank or len(choices) < 2 or len(set(choices)) < len(choices):
         raise ConfigError(
-            f"{argument('choices')} are {', '.join(map(repr, choices))}. {allowed}"
+            f"{argument('choices')} must not be {', '.join(map(repr, choices))}. {allowed}"
         )
     return tuple(choices)
