@@ -57,7 +57,7 @@ REFUSED = {
     "generate run --choices a --choices b --precision auto --prompt x": "--precision applies",
     "generate run --task difficulty --best-of 4 --prompt x": "--best-of applies only",
     "generate run --choices a --choices b --n 2 --prompt x": "--n applies only",
-    "generate run --choices a --choices b --max-new-tokens 9 --prompt x": "--max-new-tokens applies",
+    "generate run --choices a --choices b --max-new-tokens 9 --prompt x": "max-new-tokens applies",
     "generate run --task difficulty --temperature 0 --prompt x": "--temperature applies",
     "generate run --choices a --choices b --top-p 0.5 --prompt x": "--top-p applies only",
     "generate run --choices a --choices b --no-repeat-ngram-size 0 --prompt x": "--no-repeat-ngram",
