@@ -494,7 +494,9 @@ def parse_request(kind: type[R], body: bytes) -> R:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _convert_error(error) from None
+        # A traceback would describe every error, so do not attach too many.
+        cause = error if error.error_count() <= _MAX_ERRORS else None
+        raise _convert_error(error) from cause
 
 
 def _convert_error(error: ValidationError) -> RequestError:
