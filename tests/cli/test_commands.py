@@ -52,20 +52,20 @@ REFUSED = {
     "generate run --file none.txt": "--file none.txt cannot be read",
     "generate run --task title --prompt x": "did not learn --task title: its data.tasks is write.",
     "generate run --choices a --prompt x": "--choices Healthy --choices Indulgent",
-    "generate run --task difficulty --adapter x --prompt x": "--adapter is for texts",
+    "generate run --task difficulty --adapter x --prompt x": "--adapter applies only",
     "generate run --task difficulty --precision bf16 --prompt x": "one model in float32",
-    "generate run --choices a --choices b --precision auto --prompt x": "--precision is for texts",
-    "generate run --task difficulty --best-of 4 --prompt x": "--best-of is for texts",
-    "generate run --choices a --choices b --n 2 --prompt x": "--n is for texts",
-    "generate run --choices a --choices b --max-new-tokens 9 --prompt x": "--max-new-tokens is for",
-    "generate run --task difficulty --temperature 0 --prompt x": "--temperature is for texts",
-    "generate run --choices a --choices b --top-p 0.5 --prompt x": "--top-p is for texts",
+    "generate run --choices a --choices b --precision auto --prompt x": "--precision applies",
+    "generate run --task difficulty --best-of 4 --prompt x": "--best-of applies only",
+    "generate run --choices a --choices b --n 2 --prompt x": "--n applies only",
+    "generate run --choices a --choices b --max-new-tokens 9 --prompt x": "max-new-tokens applies",
+    "generate run --task difficulty --temperature 0 --prompt x": "--temperature applies",
+    "generate run --choices a --choices b --top-p 0.5 --prompt x": "--top-p applies only",
     "generate run --choices a --choices b --no-repeat-ngram-size 0 --prompt x": "--no-repeat-ngram",
-    "generate run --choices a --choices b --seed 1 --prompt x": "--seed is for texts",
+    "generate run --choices a --choices b --seed 1 --prompt x": "--seed applies only",
     "generate run --temperature nan --prompt x": "--temperature is nan; use 0 or more",
     "generate run --by form --prompt x": "Add --best-of 8",
-    "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
-    "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
+    "generate run --task difficulty --must-use --prompt x": "--must-use applies only",
+    "generate run --task difficulty --schema recipe --prompt x": "--schema applies only",
     "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be",
     "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
     "generate run --schema prompts.json --prompt x": "is a JSON list, not an object. --schema must",
@@ -198,7 +198,7 @@ def test_a_text_is_json_of_a_schema_or_said_to_be_cut(capsys):
         json.loads(line)["text"].startswith('{"@con') for line in out.splitlines()
     )
     assert (
-        "2 of 2 texts reached the longest length before their JSON was complete" in err
+        "2 of 2 texts reached the maximum length before their JSON was complete" in err
     )
 
 

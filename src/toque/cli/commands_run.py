@@ -276,11 +276,16 @@ def generate(
     if printer is not None and printer.has_started:
         printer.end()
     else:
-        for text in texts:
-            line = dumps(text.record(), ensure_ascii=False) if json else str(text)
-            print(for_terminal(line), flush=True)
+        _print_texts(texts, json=json)
     if hint := advise_on_texts(texts):
         reporter.notice(hint)
+
+
+def _print_texts(texts: Sequence[Written | Answer], *, json: bool) -> None:
+    """Print texts or answers below their prompts, or as JSON lines."""
+    for text in texts:
+        line = dumps(text.record(), ensure_ascii=False) if json else str(text)
+        print(for_terminal(line), flush=True)
 
 
 def serve(

@@ -106,10 +106,11 @@ def prints_error(error: ToqueError) -> bool:
     """
     if isinstance(error, Interrupted):
         return is_first_rank()
+    if error.said_by_another:
+        return False
     has_group = "toque.training.distributed.process_group" in sys.modules
-    return not error.said_by_another and (
-        has_group or os.environ.get("LOCAL_RANK", "0") == "0"
-    )
+    is_first_on_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+    return has_group or is_first_on_machine
 
 
 def exit_immediately(code: int) -> NoReturn:

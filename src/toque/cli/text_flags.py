@@ -91,8 +91,8 @@ class TextFlags(SamplingFlags):
         for field in fields(self):
             if getattr(self, field.name) != field.default:
                 raise ConfigError(
-                    f"{flag(field.name)} is for texts. --choices, or a --task with classes, "
-                    "compares answers with one model in float32. Leave one of the flags out."
+                    f"{flag(field.name)} applies only to generated texts. --choices and tasks with "
+                    "classes compare answers with one model in float32. Leave one of the flags out."
                 )
 
     def to_options(self) -> GenerationOptions:

@@ -195,7 +195,7 @@ class Ticket:
 
 
 class Batcher:
-    """Generator of the texts of all requests, from `start` to `close`.
+    """Batch that generates the texts of all requests, from `start` to `close`.
 
     The event loop calls the methods, except `read_prompt` and `run_between_steps`, which block.
 
@@ -269,8 +269,8 @@ class Batcher:
         if len(orders) > max_texts:
             raise RequestError(
                 400,
-                f"The request asks for {len(orders)} texts, but this server generates and queues "
-                f"{max_texts} at a time. Ask for fewer texts.",
+                f"The request is for {len(orders)} texts, but this server generates and queues "
+                f"{max_texts} at a time. Request fewer texts.",
             )
         if len(orders) > max_texts - self.n_live - self.n_waiting:
             raise RequestError(
@@ -320,7 +320,7 @@ class Batcher:
             self._activate(served)
             return work()
 
-        self._must_end_round = True
+        self._must_end_round = True  # the thread would finish its round first
         return self._thread.submit(activate_and_work).result()
 
     def _wake(self) -> None:

@@ -57,7 +57,7 @@ class Gate:
     paths: Collection[str]
     """Paths that are counted separately."""
     count: Callable[[str, int], object]
-    """Function called with the path and the status of every response."""
+    """Function that receives the path and status of every response."""
     max_requests: int
     """Maximum number of concurrent requests. Further requests are refused with status 503."""
     is_stopping: bool = False
@@ -98,6 +98,7 @@ class Gate:
         return self._check_host(request) or self._check_token(request, path)
 
     def _check_host(self, request: Request) -> RequestError | None:
+        """Return an error if the Host header has a name that is not allowed."""
         header = request.headers.get("host", "")
         host, _, port = header.rpartition(":")
         name = host if not port or port.isdigit() else header  # no port in "[::1]"
@@ -110,6 +111,7 @@ class Gate:
         )
 
     def _check_token(self, request: Request, path: str) -> RequestError | None:
+        """Return an error if the path needs a token and the request does not have it."""
         if self.token is None or not path.startswith(_NEEDS_TOKEN):
             return None
         authorization = request.headers.get("authorization", "")

@@ -182,7 +182,7 @@ class _Classes(_RecipeRequest):
 
 
 def _classify_by_rules(recipe: Recipe) -> dict[Task, Json]:
-    """Classify a recipe by rules, which are for English words."""
+    """Classify a recipe by rules if it is in English, the language of the rules."""
     classes: dict[Task, Json] = {}
     reading = read_features(recipe)
     if reading.lines and reading.words and language_of(reading) == "English":

@@ -308,7 +308,7 @@ class _Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """Text of the message: its parts, joined."""
+        """Joined text of the message's parts."""
         if isinstance(self.content, list):
             return join_parts(part.text for part in self.content)
         return self.content or ""
@@ -378,7 +378,7 @@ class ChatRequest(TextRequest):
         if not texts or not texts[-1].strip():
             raise RequestError(
                 400,
-                "messages have no text from the user. Add a message.",
+                "messages must contain a user message with text. Add one.",
                 param="messages",
             )
 
@@ -494,21 +494,26 @@ def parse_request(kind: type[R], body: bytes) -> R:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        if error.error_count() > _MAX_ERRORS:
-            raise RequestError(
-                400,
-                f"{error.error_count():,} of the body's fields are unknown, missing or of the "
-                "wrong kind. Send only fields of OpenAI's protocol.",
-            ) from None
-        errors = error.errors(
-            include_url=False, include_context=False, include_input=False
+        # A traceback would describe every error, so do not attach too many.
+        cause = error if error.error_count() <= _MAX_ERRORS else None
+        raise _convert_error(error) from cause
+
+
+def _convert_error(error: ValidationError) -> RequestError:
+    """Convert a validation error to an error about the first wrong field."""
+    if error.error_count() > _MAX_ERRORS:
+        return RequestError(
+            400,
+            f"{error.error_count():,} of the body's fields are unknown, missing or of the "
+            "wrong kind. Send only fields of OpenAI's protocol.",
         )
-        first = errors[0]
-        message = f"{first['msg']}."
-        param = None
-        if first["loc"]:  # otherwise the error is about the entire body
-            param = str(first["loc"][0])[:100]
-            message = f"{param}: {message}"
-        if first["type"] == "extra_forbidden":
-            message = f"Unrecognized request argument supplied: {param}."  # as OpenAI's
-        raise RequestError(400, message, param=param) from error
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = errors[0]
+    message = f"{first['msg']}."
+    param = None
+    if first["loc"]:  # otherwise the error is about the entire body
+        param = str(first["loc"][0])[:100]
+        message = f"{param}: {message}"
+    if first["type"] == "extra_forbidden":
+        message = f"Unrecognized request argument supplied: {param}."  # as OpenAI's
+    return RequestError(400, message, param=param)

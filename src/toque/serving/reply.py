@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 import uuid
@@ -148,7 +149,7 @@ class _Text:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text with which a stop string starts."""
+    """Return the length of the longest suffix of a text that is a prefix of a stop string."""
     longest = min(len(text), len(stop) - 1)
     for n in range(longest, 0, -1):
         if text.endswith(stop[:n]):
@@ -173,6 +174,10 @@ class Reply(Response):
         *,
         constraint: Constraint | None = None,
     ) -> None:
+        self._batcher = batcher
+        self._served = served
+        self._request = request
+        self._seconds = limits.seconds
         in_json = constraint is not None
         options = served.record.completed(request.options(), in_json=in_json)
         self._n = request.n or 1
@@ -180,12 +185,13 @@ class Reply(Response):
         n_candidates = max(self._n, self._best.n)
         _check_n_texts(request, n_candidates, len(prompts), limits)
         _check_echo(request, served)
-        token_limits = [
-            served.limit_answer(
+
+        candidates: list[tuple[Sequence[int], int]] = []
+        for prompt in prompts:
+            limit = served.limit_answer(
                 prompt, request.requested_tokens, param=request.prompt_field
             )
-            for prompt in prompts
-        ]
+            candidates += itertools.repeat((prompt, limit), n_candidates)
 
         n_logprobs = request.n_logprobs
         if self._best.n > 1:
@@ -197,27 +203,19 @@ class Reply(Response):
                     in_json=in_json,
                     knows_recipes=served.record.knows_recipes,
                 )
-        candidates = [
-            (prompt, max_tokens)
-            for prompt, max_tokens in zip(prompts, token_limits, strict=True)
-            for _ in range(n_candidates)
-        ]
+
         self._orders = [
             Order(
                 prompt,
-                max_tokens,
+                limit,
                 options,
                 number,
                 n_logprobs,
                 constraint=None if constraint is None else constraint.copy(),
             )
-            for number, (prompt, max_tokens) in enumerate(candidates)
+            for number, (prompt, limit) in enumerate(candidates)
         ]
 
-        self._batcher = batcher
-        self._served = served
-        self._request = request
-        self._seconds = limits.seconds
         self._head = {
             "id": f"{request.id_prefix}-{uuid.uuid4().hex}",
             "object": request.event_object if request.stream else request.answer_object,
@@ -257,7 +255,7 @@ class Reply(Response):
             return RequestError(
                 504,
                 f"The answer was not complete after {self._seconds:g} seconds, the time limit of "
-                "this server. Ask for fewer tokens or texts.",
+                "this server. Request fewer tokens or texts.",
                 code="timeout",
                 # The same request would fail again.
                 headers={"x-should-retry": "false"},
@@ -495,8 +493,8 @@ def _check_n_texts(
         param = "best_of" if (request.best_of or 1) > 1 else "n"
     raise RequestError(
         400,
-        f"The request asks for {n_texts} texts, {n_candidates} for each of {n_prompts} "
-        f"prompts. One request may ask for {limits.texts}. Send several requests.",
+        f"The request is for {n_texts} texts, {n_candidates} per prompt for {n_prompts} prompts. "
+        f"The limit is {limits.texts}. Send several requests.",
         param=param,
     )
 

@@ -142,7 +142,9 @@ def _raise_file_limit(connections: int) -> int:
 def allowed_hosts(
     host: str, *, port: int, token: str | None, risk: str
 ) -> tuple[str, ...] | None:
-    """Return the names that the Host header may contain for a server at `host`; None for any name.
+    """Check a server's address and token, and return the allowed names in the Host header.
+
+    None allows any name.
 
     Args:
         host: The address to listen on.

@@ -189,18 +189,15 @@ class Watcher:
         page = build_run_page(
             run,
             shown,
-            verdict=self._verdict(shown, run),
+            verdict=self._current_verdict(shown, run),
             label=run.place.address,
             problem=error,
             overlaid_runs=other_histories,
         )
         page = replace(page, sections=(Section("runs", "Runs", table), *page.sections))
 
-        title = shown
-        step = run.history.step
-        if step is not None and step.loss is not None:
-            title = f"{step.loss:.4f} · step {step.step:,} · {shown}"
-        return View(page.parts(), title, f"{shown}: {states[shown].sentence}")
+        state = f"{shown}: {states[shown].sentence}"
+        return View(page.parts(), _title(shown, run), state)
 
     def _sort_runs(self, states: Mapping[str, RunStatus]) -> list[str]:
         """Sort runs by state. Sort active runs by name, so that they do not move in the table.
@@ -217,7 +214,7 @@ class Watcher:
 
         return sorted(self._runs, key=sort_key)
 
-    def _verdict(self, name: str, run: RunRecord) -> Verdict | None:
+    def _current_verdict(self, name: str, run: RunRecord) -> Verdict | None:
         """Return the last verdict on a run, or judge the run again if the verdict is old."""
         if run.place.folder is None or run.history.step is None:
             return None
@@ -232,6 +229,14 @@ class Watcher:
         next_time = start + max(_VERDICT_SECONDS, seconds / _VERDICT_SHARE)
         self._verdicts[name] = (next_time, run.version, verdict)
         return verdict
+
+
+def _title(name: str, run: RunRecord) -> str:
+    """Return the title of the browser's tab: the loss first, because tabs are narrow."""
+    step = run.history.step
+    if step is None or step.loss is None:
+        return name
+    return f"{step.loss:.4f} · step {step.step:,} · {name}"
 
 
 def _create_table(

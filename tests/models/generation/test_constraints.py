@@ -232,11 +232,11 @@ def test_a_schema_that_cannot_be_held_is_refused_in_a_paragraph(case, writers_of
 
 
 def test_a_vocabulary_that_cannot_write_json_is_refused(tokenizers_at, writers_of_json):
-    with pytest.raises(ConfigError, match=r'cannot write " , 0 .* \[ \] { }, which'):
+    with pytest.raises(ConfigError, match=r'cannot encode " , 0 .* \[ \] { }, which'):
         ConstraintCompiler(load_codec(tokenizers_at["encoder-decoder"])).to_schema(
             {"type": "object"}
         )
-    with pytest.raises(ConfigError, match=r"cannot write 爆, which"):
+    with pytest.raises(ConfigError, match=r"cannot encode 爆, which"):
         ConstraintCompiler(writers_of_json["encoder-decoder"]).to_schema(
             {"properties": {"爆": {}}}
         )

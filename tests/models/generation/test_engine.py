@@ -273,10 +273,10 @@ def test_wrong_settings_are_refused_and_no_prompts_are_none(tiny):
         ({}, "max_new_tokens is missing"),
         ({"max_new_tokens": 1, "temperature": -1.0}, "temperature is -1"),
         ({"max_new_tokens": 1, "top_p": 0.0}, "top_p must be above 0"),
-        ({"max_new_tokens": 1, "top_k": -1}, "top_k must be a number of tokens"),
+        ({"max_new_tokens": 1, "top_k": -1}, "top_k is -1; it must be at least 0"),
         (
             {"max_new_tokens": 1, "no_repeat_ngram_size": -2},
-            "no_repeat_ngram_size must be",
+            "no_repeat_ngram_size is -2; it must be at least 0",
         ),
     ):
         with pytest.raises(ConfigError, match=said):

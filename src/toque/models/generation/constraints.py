@@ -96,7 +96,7 @@ class ConstraintCompiler:
         """Create the constraint of a text that is JSON of a schema, on one line.
 
         Raises:
-            ConfigError: llguidance cannot compile the schema, or the vocabulary cannot write it.
+            ConfigError: llguidance cannot compile the schema, or the vocabulary cannot encode it.
         """
         # llguidance reads options from the schema. Override them, because it may be untrusted.
         try:
@@ -138,23 +138,23 @@ class ConstraintCompiler:
         return cast("LLMatcher", matcher)
 
     def _check_vocabulary(self, schema: Mapping[str, Any]) -> None:
-        """Check that the vocabulary can write JSON of a schema.
+        """Check that the vocabulary can encode JSON of a schema.
 
         Raises:
             ConfigError: A character has no tokens.
         """
         needed = {*_JSON_TEXT, *_literals(schema)}
         missing = [
-            character for character in sorted(needed) if not self._can_write(character)
+            character for character in sorted(needed) if not self._can_encode(character)
         ]
         if missing:
             raise ConfigError(
-                f"This model's vocabulary cannot write {' '.join(missing[:20])}, which JSON of "
+                f"This model's vocabulary cannot encode {' '.join(missing[:20])}, which JSON of "
                 "this schema needs. Use a model with another tokenizer, or generate without a "
                 "schema."
             )
 
-    def _can_write(self, character: str) -> bool:
+    def _can_encode(self, character: str) -> bool:
         decoded = self.tokens.decode_bytes(self.tokens.tokenize_str(character))
         return decoded.strip() == character.encode("utf-8", "replace").strip()
 
@@ -177,7 +177,7 @@ class Constraint:
         return Constraint(self.compiler, self.matcher.deep_copy())
 
     def read(self, answer: Sequence[int]) -> None:
-        """Read the tokens that the answer has gained since the last call."""
+        """Read the answer's tokens since the last call."""
         while self._n_read < len(answer) and not self.update_fault():
             self.matcher.consume_token(answer[self._n_read])
             self._n_read += 1

@@ -112,7 +112,12 @@ def generate(
         computing(core),
     ):
         core = with_packed_products(core, resolve_precision(options.precision, core))
-        columns = _max_columns(core, orders)
+        # The cache of an encoder-decoder contains answers only.
+        has_prompts = not family_of(core.config).is_encoder_decoder
+        columns = max(
+            order.max_tokens + (len(order.prompt) if has_prompts else 0)
+            for order in orders
+        )
         n_rows = _choose_n_rows(core, orders, columns, options.batch_rows)
         begin = partial(LiveRows, core, columns=columns, eos_id=eos_id, pad_id=pad_id)
         for new_tokens in _run_orders(begin, orders, answers.tokens, n_rows, on_notice):
@@ -250,13 +255,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _max_columns(core: PreTrainedModel, orders: Sequence[Order]) -> int:
-    """Return the cache columns of the longest row."""
-    if family_of(core.config).is_encoder_decoder:  # the cache contains answers only
-        return max(order.max_tokens for order in orders)
-    return max(len(order.prompt) + order.max_tokens for order in orders)
-
-
 def _choose_n_rows(
     core: PreTrainedModel,
     orders: Sequence[Order],
@@ -278,7 +276,9 @@ def _count_affordable_rows(
     """Compute the number of rows that fit into the share BESIDE_TRAINING of the free memory."""
     layers, heads, size = cache_shape(core)
     if family_of(core.config).is_encoder_decoder:
-        columns += max(len(order.prompt) for order in orders)  # cross-attention
+        columns += max(
+            len(order.prompt) for order in orders
+        )  # keys and values of the cross-attention
     # A buffer that grows is up to a quarter larger than its content.
     allocated_columns = columns * 5 // 4 + SPARE
     column_bytes = 2 * layers * heads * size * cache_dtype(core).itemsize

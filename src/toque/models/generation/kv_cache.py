@@ -38,11 +38,13 @@ SPARE = 64
 MAX_INITIAL_COLUMNS = 1024
 """Maximum number of columns that are allocated before a row needs them."""
 MAX_WASTED_COLUMNS = 192
-"""Padded columns in a group of rows: 40 us at 8 GB/s, the cost of another kernel call."""
+"""Maximum padding of a group of rows, in columns. Reading it takes 40 us at 8 GB/s, as long as
+another kernel call."""
 PREFILL_TOKENS = 4096
 """Prompt tokens with padding in one forward pass, which limits its memory."""
 WASTED_TOKENS = 128
-"""Padding of a prefill on a CPU. A token takes 0.15 ms (30M model), another call 2 to 3 ms."""
+"""Maximum padding of a prefill on a CPU, in tokens. A token takes 0.15 ms (30M model), and another
+call 2 to 3 ms."""
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
@@ -415,7 +417,7 @@ class KVCache:
         if self._gather is not None and gather.reads_same_tiles(self._gather):
             gather = self._gather
         self._gather = gather
-        # A clone, because later steps read the columns after `end`.
+        # Hide the columns after `end` in a copy, because later steps will use them.
         blocked = self._blocked[rows, None, None, gather.columns].clone()
         blocked[..., end - gather.columns.start :] = -torch.inf
         return AttentionWindow(rows, columns, blocked, gather)
@@ -478,13 +480,15 @@ class KVCache:
         old_buffers = list(self._buffers())
         self._layers = []
         for device in self.devices:
+            keys: Columns | Tiles
+            values: Columns | Tiles
             if self._gathers:
-                layer = Tiles(shape, keys=True), Tiles(shape, keys=False)
-                self._layers.append(layer)
+                keys = Tiles(shape, keys=True)
+                values = Tiles(shape, keys=False)
             else:
                 keys = Columns(shape, self._dtype, device)
                 values = Columns(shape, self._dtype, device)
-                self._layers.append((keys, values))
+            self._layers.append((keys, values))
         # The first allocation has no old buffers.
         for new, old in zip(self._buffers(), old_buffers, strict=False):
             new.copy_from(old.data, len(self.starts), source, start)

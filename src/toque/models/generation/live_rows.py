@@ -106,7 +106,7 @@ class _Row:
 
     @property
     def needs_only_argmax(self) -> bool:
-        """True if the token is the argmax of unchanged logits, without logprobs."""
+        """True if the next token is the argmax of unmasked logits, without logprobs."""
         order = self.order
         is_plain = _is_greedy_and_free(order) and order.n_top_logprobs is None
         return is_plain and not self.ngrams.repeating

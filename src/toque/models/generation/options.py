@@ -26,6 +26,19 @@ def refuse_non_numbers(kind: type = Integral, **values: object) -> None:
             )
 
 
+def refuse_below(minimum: int, **values: float | None) -> None:
+    """Check that arguments are at least `minimum`. None is allowed, but not NaN.
+
+    Raises:
+        ConfigError: A value is smaller.
+    """
+    for name, value in values.items():
+        if value is not None and not value >= minimum:  # a comparison with NaN is false
+            raise ConfigError(
+                f"{argument(name)} is {value:g}; it must be at least {minimum}."
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
     """Options of one generation. Temperature applies first, then top_k, then top_p."""
@@ -71,9 +84,13 @@ class GenerationOptions:
             raise ConfigError(
                 f"{argument('top_p')} must be above 0 and at most 1, not {self.top_p:g}."
             )
-        self._check_token_limits()
+        refuse_below(1, max_new_tokens=self.max_new_tokens, batch_rows=self.batch_rows)
+        refuse_below(
+            0, top_k=self.top_k, no_repeat_ngram_size=self.no_repeat_ngram_size
+        )
 
     def _check_types(self) -> None:
+        """Raise a ConfigError for a value of another type."""
         if self.precision not in get_args(Precision):
             allowed = ", ".join(get_args(Precision))
             raise ConfigError(
@@ -87,20 +104,3 @@ class GenerationOptions:
             seed=self.seed,
             batch_rows=self.batch_rows,
         )
-
-    def _check_token_limits(self) -> None:
-        for name, effect in (
-            ("top_k", "for all tokens"),
-            ("no_repeat_ngram_size", "for no limit"),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(
-                    f"{argument(name)} must be a number of tokens, or 0 {effect}, not {value}."
-                )
-        for name in ("max_new_tokens", "batch_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(
-                    f"{argument(name)} is {value}; it must be at least 1."
-                )

@@ -232,7 +232,8 @@ class Int8Argmax:
         is_candidate &= ~has_too_many[:, None]
         row, block = is_candidate.nonzero(as_tuple=True)
 
-        # From this int8 product on, the upper bound reaches the floor. The one is for rounding.
+        # Int8 products of at least this value have an upper bound that reaches the floor. One is
+        # subtracted for rounding.
         least = (floor - errors)[row, block] / steps[row, block] - 1.0
         reaches_floor = products[row, block] >= least[:, None]  # [blocks, BLOCK]
         candidate, offset = reaches_floor.nonzero(as_tuple=True)

@@ -17,6 +17,7 @@ from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import (
     GenerationOptions,
     Precision,
+    refuse_below,
     refuse_non_numbers,
 )
 from toque.models.loading.provenance import OwnTask, Provenance
@@ -55,7 +56,7 @@ class GenerationRequest:
     file: str | Path | None = None
     """File with more prompts."""
     task: str | None = None
-    """Task that the model learned; None for a recipe, if the model writes recipes."""
+    """Task that the model learned; None for a recipe, if the model generates recipes."""
     adapters: Sequence[str | Path] = ()
     """Adapter folders or finished runs. Each answers every prompt."""
     raw: bool = False
@@ -72,8 +73,7 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         """Raise a ConfigError for values that are not allowed or cannot be combined."""
         refuse_non_numbers(n=self.n)
-        if self.n < 1:
-            raise ConfigError(f"{argument('n')} is {self.n}; it must be at least 1.")
+        refuse_below(1, n=self.n)
         if self.must_use and self.schema is not None:
             raise ConfigError(
                 f"{argument('must_use')} and {argument('schema')} cannot be combined, because each "
@@ -82,7 +82,7 @@ class GenerationRequest:
         if self.must_use and self.task not in (None, "write"):
             raise ConfigError(
                 f"{argument('must_use')} and {argument(f'task={self.task}')} cannot be combined: "
-                "the first constrains recipes, and the task asks for other texts. Use one of them."
+                "the first constrains recipes, but the task requests other texts. Use one of them."
             )
         self.best.check(self.options, n_results=self.n)
 
@@ -125,7 +125,7 @@ def generate(
             the task's prompt.
         file: A file with more prompts, one per line or as JSON lines.
         task: A task that the model learned: title, next_step, or a task of the run. None: a
-            recipe, if the model writes recipes.
+            recipe, if the model generates recipes.
         adapters: Adapter folders, or finished runs that trained an adapter. Each adapter answers
             every prompt.
         n: Texts per prompt. The texts for a prompt are consecutive.
@@ -223,7 +223,7 @@ def generate_texts(
     n_cut = sum(text.is_cut for text in texts)
     if n_cut:
         reporter.notice(
-            f"{n_cut} of {len(texts)} texts reached the longest length before their JSON was "
+            f"{n_cut} of {len(texts)} texts reached the maximum length before their JSON was "
             f"complete. Raise {argument('max_new_tokens')}, or add limits to the schema."
         )
     return texts
@@ -321,26 +321,49 @@ def _generate_batch(
     on_text: OnText | None,
     reporter: Reporter,
 ) -> list[Written]:
-    """Generate the texts of a batch. `first` is the number of its first text."""
+    """Generate the texts of a batch. Report them with numbers from `first`."""
+    chooses = request.best.n > 1
+    on_token = None
+    if on_text is not None and not chooses:
+        on_token = OrderedTexts(
+            on_text,
+            [prompt.text for prompt in batch.prompts],
+            partial(model.codec.decode, skip_special_tokens=True),
+            adapter=batch.adapter,
+            first=first,
+        )
+    texts, logprobs = _generate_candidates(
+        model, batch, request, on_token, SILENT if on_token else reporter
+    )
+    if not chooses:
+        return texts
+
+    texts = _choose_best(texts, logprobs, request, reporter)
+    if on_text is not None:
+        for number, text in enumerate(texts, start=first):
+            on_text(number, text)
+    return texts
+
+
+def _generate_candidates(
+    model: OpenedModel,
+    batch: _Batch,
+    request: GenerationRequest,
+    on_token: OrderedTexts | None,
+    reporter: Reporter,
+) -> tuple[list[Written], list[list[float]]]:
+    """Generate all texts of a batch. For best-of-n, also return the logprobs of their tokens."""
     from toque.models.generation.engine import generate as generate_ids
 
     codec = model.codec
-    decode = partial(codec.decode, skip_special_tokens=True)
     prompts = [prompt.text for prompt in batch.prompts]
-    chooses = request.best.n > 1
     logprobs: list[list[float]] = [[] for _ in prompts]
 
     def add_logprob(number: int, logprob: float) -> None:
         logprobs[number].append(logprob)
 
     constraints = _create_constraints(codec, prompts, batch.record, request)
-    on_token = None
-    if on_text is not None and not chooses:
-        on_token = OrderedTexts(
-            on_text, prompts, decode, adapter=batch.adapter, first=first
-        )
-
-    with counting(SILENT if on_token else reporter, "writing", "texts") as count:
+    with counting(reporter, "writing", "texts") as count:
         ids_of_texts = generate_ids(
             model.model,
             [model.prompt_ids(prompt, raw=request.raw) for prompt in prompts],
@@ -351,13 +374,12 @@ def _generate_batch(
             places=[prompt.where for prompt in batch.prompts],
             on_progress=count,
             on_token=on_token,
-            on_logprob=add_logprob if chooses else None,
+            on_logprob=add_logprob if request.best.n > 1 else None,
         )
-
     texts = [
         Written(
             prompt,
-            decode(ids),
+            codec.decode(ids, skip_special_tokens=True),
             len(ids),
             batch.adapter,
             request.in_json,
@@ -365,12 +387,7 @@ def _generate_batch(
         )
         for prompt, ids in zip(prompts, ids_of_texts, strict=True)
     ]
-    if chooses:
-        texts = _choose_best(texts, logprobs, request, reporter)
-        if on_text is not None:
-            for number, text in enumerate(texts, start=first):
-                on_text(number, text)
-    return texts
+    return texts, logprobs
 
 
 def _choose_best(
@@ -480,8 +497,8 @@ def _create_constraints(
     if not writes_recipes(record):
         tasks = f" for {', '.join(record.tasks)}" if record.knows_recipes else ""
         raise ConfigError(
-            f"{argument('must_use')} needs a model that writes recipes. This model was trained on "
-            f"{record.form}{tasks}. Leave {argument('must_use')} out."
+            f"{argument('must_use')} needs a model that generates recipes. This model was trained "
+            f"on {record.form}{tasks}. Leave {argument('must_use')} out."
         )
     ingredients = [
         [_normalise_ingredient(name, codec) for name in requested_ingredients(prompt)]
@@ -495,13 +512,13 @@ def _normalise_ingredient(name: str, codec: Codec) -> str:
     """Return the name in the characters of the vocabulary.
 
     Raises:
-        ConfigError: The vocabulary cannot write the name.
+        ConfigError: The vocabulary cannot encode the name.
     """
     plain = codec.normalise(name)
     decoded = codec.decode(codec.encode(plain))
     if decoded.strip().casefold() != plain.strip().casefold():
         raise ConfigError(
-            f"{argument('must_use')}: this model's vocabulary cannot write {name!r}. Change "
+            f"{argument('must_use')}: this model's vocabulary cannot encode {name!r}. Change "
             f"the spelling of the ingredient, or leave {argument('must_use')} out."
         )
     return plain
@@ -622,7 +639,7 @@ def _check_classes(
     """Return the classes of a task, or raise a ConfigError without classes or with choices."""
     if not classes:
         raise ConfigError(
-            f"{argument(f'task={task}')} has no classes. Use toque.generate to write its "
+            f"{argument(f'task={task}')} has no classes. Use toque.generate to generate its "
             f"answers, or name your own answers with {argument('choices')}."
         )
     if choices:
@@ -648,6 +665,6 @@ def _check_choices(choices: Sequence[str]) -> tuple[str, ...]:
     has_blank = not all(choice.strip() for choice in choices)
     if has_blank or len(choices) < 2 or len(set(choices)) < len(choices):
         raise ConfigError(
-            f"{argument('choices')} are {', '.join(map(repr, choices))}. {allowed}"
+            f"{argument('choices')} must not be {', '.join(map(repr, choices))}. {allowed}"
         )
     return tuple(choices)

@@ -1,4 +1,4 @@
-"""Opening of models for inference, from a run folder (finished or not) or a Hugging Face folder."""
+"""Loading of models for inference, from a run folder (finished or not) or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -175,31 +175,32 @@ def _open(
     """
     adapters_by_name = {f"adapter_{i}": adapter for i, adapter in enumerate(adapters)}
     config = None
-    model = folder
+    weights = folder
     config_file = config_of(folder)
     if config_file.exists():
         refuse_links(config_file.parent, CheckpointError)
         config = load_config(config_file).config
-        model = folder / "model"
-        is_finished = (model / "config.json").exists() or is_adapter_folder(model)
+        weights = folder / "model"
+        is_finished = (weights / "config.json").exists() or is_adapter_folder(weights)
         if not is_finished:  # a checkpoint's folder is not finished either
             opened = _open_checkpoint(folder, config, device).merge_adapter(config)
             for name, adapter in adapters_by_name.items():
                 load_adapter(opened.model, adapter, name=name)
             return opened
 
-    is_adapter = is_adapter_folder(model)
-    model = resolve_folder(str(model), setting="the model to open")
+    is_adapter = is_adapter_folder(weights)
+    weights = resolve_folder(str(weights), setting="the model to open")
     if adapters:
         formats = formats_in_use(adapters, device)
-        loaded = load_with_adapters(adapters_by_name, formats, device, base=str(model))
+        base = str(weights)
+        model = load_with_adapters(adapters_by_name, formats, device, base=base)
     elif is_adapter:
-        formats = formats_in_use([model], device, _base_format(config, device))
-        loaded = load_with_adapters({ADAPTER: model}, formats, device, merge=True)
+        formats = formats_in_use([weights], device, _base_format(config, device))
+        model = load_with_adapters({ADAPTER: weights}, formats, device, merge=True)
     else:
-        loaded = load_model(str(model), place=place)
+        model = load_model(str(weights), place=place)
     record = read_record(folder)
-    return OpenedModel(loaded, open_codec(model, record), config, None, record)
+    return OpenedModel(model, open_codec(weights, record), config, None, record)
 
 
 @dataclass(frozen=True)

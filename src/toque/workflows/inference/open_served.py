@@ -1,4 +1,4 @@
-"""Opening of a server's models. Adapters on the same base share its weights."""
+"""Loading of a server's models. Adapters on the same base share its weights."""
 
 from __future__ import annotations
 

@@ -8,8 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from toque.errors import ConfigError, argument, needing
-from toque.models.generation.options import GenerationOptions, Precision
+from toque.errors import ConfigError, needing
+from toque.models.generation.options import (
+    GenerationOptions,
+    Precision,
+    refuse_below,
+)
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
@@ -75,9 +79,8 @@ def serve(
     folders = name_models(models)
     hosts = allowed_hosts(host, port=port, token=token, risk="use the models")
     GenerationOptions(precision=precision)  # checks the precision
-    _check_minimum("rows", rows, 1)
-    _check_minimum("queue", queue, 0)
-    _check_minimum("seconds", seconds, 1)
+    refuse_below(1, rows=rows, seconds=seconds)
+    refuse_below(0, queue=queue)
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
     with open_socket(host, port) as sock:  # fails before the slow import of torch
         with reporter.working("loading torch"):
@@ -109,14 +112,6 @@ def serve(
         with suppress(KeyboardInterrupt):
             Server(app, limits).run(sockets=[sock])
     reporter.notice("Stopped.")
-
-
-def _check_minimum(name: str, value: float, minimum: int) -> None:
-    """Raise a ConfigError for a number that is too small or NaN."""
-    if not value >= minimum:  # a comparison with NaN is false
-        raise ConfigError(
-            f"{argument(name)} is {value:g}; it must be at least {minimum}."
-        )
 
 
 def name_models(models: Sequence[Model]) -> dict[str, Path]:

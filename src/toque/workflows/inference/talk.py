@@ -191,7 +191,9 @@ class Talk:
             ConfigError: The conversation has no answer, or the file exists or is not writable.
         """
         if not any(turn["role"] == "assistant" for turn in self.turns):
-            raise ConfigError("The conversation has no answer to save yet.")
+            raise ConfigError(
+                "The conversation has no answer to save yet. Ask a question first."
+            )
         line = json.dumps({"messages": self.turns}, ensure_ascii=False) + "\n"
         path = named_path(file)
         try:
@@ -199,7 +201,9 @@ class Talk:
         except FileExistsError as error:
             raise ConfigError(f"{path} already exists. Name another file.") from error
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+            raise ConfigError(
+                f"{path} cannot be written: {error.strerror}. Name another file."
+            ) from error
         return path
 
 
@@ -229,7 +233,8 @@ def open_talk(
     record = model.provenance
     if record.form == "gaps":
         raise ConfigError(
-            f"{folder} was trained to fill gaps in texts and cannot answer questions yet."
+            f"{folder} was trained to fill gaps in texts and cannot answer questions. Name a model "
+            "that was trained on prompts and answers, or on conversations."
         )
     template = find_chat_template(model.codec, record)
     if template is None:
