@@ -110,7 +110,7 @@ def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
         ),
         (
             lambda: BestOf(4).check(SAMPLED, n_results=5),
-            "n is 5, but best_of writes only 4",
+            "n is 5, but best_of generates only 4",
         ),
         (
             lambda: BestOf(4, "form").check_prompts([PROMPT, "Once"], in_json=False),
