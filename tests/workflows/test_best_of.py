@@ -100,7 +100,7 @@ def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
     [
         (
             lambda: BestOf(8, "taste"),
-            "use likelihood or, for recipes, one of recipe_score, ing",
+            "Use likelihood or, for recipes, one of recipe_score, ing",
         ),
         (lambda: BestOf(0), "at least 1"),
         (lambda: BestOf(1, "form"), "needs several texts"),
