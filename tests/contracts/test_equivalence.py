@@ -14,7 +14,7 @@ from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.workflows.diagnosis.update_ways import (
     FLOAT32,
-    difference,
+    compare_updates,
     reference_update,
     training_update,
 )
@@ -49,7 +49,7 @@ def test_one_update_is_one_update(family: str, smoothing: float) -> None:
                 runtime=Runtime(),
                 smoothing=smoothing,
             )
-            found = difference(ours, reference)
+            found = compare_updates(ours, reference)
             assert found.within(FLOAT32), (packed, micro, found)
 
 

@@ -17,9 +17,9 @@ from toque.data.prepare.store_plan import PrepareSettings
 from toque.evaluation.classification import class_scores
 from toque.evaluation.memorisation import Memorisation, SharedRun
 from toque.reports.page import STYLE
-from toque.reports.run_page import SECTIONS, run_page
-from toque.reports.score_tables import score_grids
-from toque.reports.store_page import store_page
+from toque.reports.run_page import SECTIONS, build_run_page
+from toque.reports.score_tables import make_score_grids
+from toque.reports.store_page import build_store_page
 from toque.runs.history import METRICS
 from toque.runs.places import FolderPlace
 from toque.runs.run_record import RunRecord
@@ -62,7 +62,7 @@ def report_of(store: Path) -> Report:
 def test_cuisines_are_told_by_name_the_commonest_first(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = store_page(store, report_of(store))
+    page = build_store_page(store, report_of(store))
     sections = {one.name: one.parts for one in page.sections}
     *_, labels = sections["columns"]
     (told,) = (row[2] for row in labels.rows if row[0] == "Cuisine")
@@ -123,7 +123,7 @@ def evaluation() -> dict[str, object]:
 
 
 def test_task_accuracies_and_answers_are_tables_of_the_run_page() -> None:
-    grids = {grid.title: grid for grid in score_grids(evaluation())}
+    grids = {grid.title: grid for grid in make_score_grids(evaluation())}
     assert [row[:4] for row in grids["Tasks"].rows] == [
         ("write", "9", "1.2500", "-"),
         ("cuisine", "2", "2.0000", "0.5000"),
@@ -151,7 +151,7 @@ def test_answers_that_are_no_table_are_left_out_of_a_strangers_file(
     harm: dict[str, Any],
 ) -> None:
     given = evaluation() | {"tasks": {"x": {"examples": 2, "loss": None} | harm}}
-    grids = {grid.title: grid for grid in score_grids(given)}
+    grids = {grid.title: grid for grid in make_score_grids(given)}
     assert grids["Tasks"].rows[0][:3] == ("x", "2", "-")
     assert "Answers to x" not in grids
 
@@ -160,14 +160,14 @@ def test_runs_shared_with_training_are_a_table_beside_those_of_people() -> None:
     runs = Memorisation([SharedRun(31, 62, 7)], [SharedRun(8, 80, 5)], 40, 80)
     (grid,) = (
         grid
-        for grid in score_grids(evaluation() | {"memorisation": runs.record()})
+        for grid in make_score_grids(evaluation() | {"memorisation": runs.record()})
         if grid.title == "Memorisation"
     )
     assert grid.rows[0] == ("texts", "1", "1")
     assert ("longest, tokens", "31", "8") in grid.rows
     assert ("largest share of a text", "0.5000", "0.1000") in grid.rows
     assert "40 of 80 training examples were read, for runs of 8 tokens" in grid.note
-    assert "Memorisation" not in {grid.title for grid in score_grids(evaluation())}
+    assert "Memorisation" not in {grid.title for grid in make_score_grids(evaluation())}
 
 
 # The page of a run
@@ -194,13 +194,14 @@ def page(tmp_path: Path) -> str:
     )
     run = RunRecord(FolderPlace(tmp_path))
     run.read_whole()
-    return run_page(run, "run").html()
+    return build_run_page(run, "run").html()
 
 
 def test_the_live_page_has_a_place_for_every_section(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text("")
     names = [
-        one.name for one in run_page(RunRecord(FolderPlace(tmp_path)), "run").sections
+        one.name
+        for one in build_run_page(RunRecord(FolderPlace(tmp_path)), "run").sections
     ]
     assert names == list(SECTIONS)
     live = (STYLE.parent.parent / "live" / "index.html").read_text()
@@ -210,7 +211,7 @@ def test_the_live_page_has_a_place_for_every_section(tmp_path: Path) -> None:
 def test_texts_and_a_hint_stand_before_tables_and_an_adapter_shows_what_it_trains(
     page,
 ) -> None:
-    assert 0 < page.index("What it wrote") < page.index("<table>")
+    assert 0 < page.index("Generated texts") < page.index("<table>")
     assert "The texts are still poor: their recipe score is 0.31 of 1" in page
     assert "304,000 (2.00%)" in page
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from toque.reports.svg_charts import (
     Frame,
     Series,
-    bars,
-    histogram,
-    lines,
-    ticks,
-    written,
+    choose_ticks,
+    draw_bars,
+    draw_histogram,
+    draw_lines,
+    format_number,
 )
 
 SCRIPT = '</title><script>alert("1")</script>&'
@@ -25,7 +25,9 @@ def drawing_of(page: str) -> ET.Element:
 
 def test_a_histogram_has_a_bar_for_each_bin_as_high_as_its_count():
     drawn = drawing_of(
-        histogram("Lengths", [0, 10, 20, 30], [1, 4, 2], unit="tokens", of="rows")
+        draw_histogram(
+            "Lengths", [0, 10, 20, 30], [1, 4, 2], unit="tokens", noun="rows"
+        )
     )
     heights = [float(bar.get("height")) for bar in drawn.iter("rect")]
     assert heights[1] == pytest.approx(4 * heights[0], abs=0.2)
@@ -41,11 +43,11 @@ def test_a_histogram_has_a_bar_for_each_bin_as_high_as_its_count():
 
 
 def test_bars_of_several_parts_lie_end_to_end():
-    page = bars(
+    page = draw_bars(
         "Label",
         [("a", (3, 1)), ("b", (0, 2))],
-        of="rows",
-        parts_named=("given", "guessed"),
+        noun="rows",
+        part_names=("given", "guessed"),
     )
     first, second, *_ = list(drawing_of(page).iter("rect"))
     end = float(first.get("x")) + float(first.get("width"))
@@ -58,7 +60,9 @@ def test_bars_of_several_parts_lie_end_to_end():
 
 def test_a_missing_value_breaks_the_line():
     ys = [1.0, 2.0, None, 3.0, float("nan"), 5.0, 4.0]
-    page = lines("Loss", [Series("train", range(7), ys)], x_name="step", y_name="nats")
+    page = draw_lines(
+        "Loss", [Series("train", range(7), ys)], x_name="step", y_name="nats"
+    )
     drawn = drawing_of(page)
     assert [len(line.get("points").split()) for line in drawn.iter("polyline")] == [
         2,
@@ -70,18 +74,20 @@ def test_a_missing_value_breaks_the_line():
 
 def test_nothing_to_draw_is_said():
     for page in (
-        lines("Loss", [Series("train", [1], [None])], x_name="step", y_name="nats"),
-        histogram("Lengths", [], [], unit="tokens", of="rows"),
-        bars("Labels", [], of="rows"),
+        draw_lines(
+            "Loss", [Series("train", [1], [None])], x_name="step", y_name="nats"
+        ),
+        draw_histogram("Lengths", [], [], unit="tokens", noun="rows"),
+        draw_bars("Labels", [], noun="rows"),
     ):
         assert "nothing to show" in page
 
 
 def test_what_comes_from_data_is_escaped():
     for page in (
-        histogram(SCRIPT, [0, 1], [3], unit=SCRIPT, of=SCRIPT),
-        bars(SCRIPT, [(SCRIPT, (3, 1))], of=SCRIPT, parts_named=(SCRIPT, SCRIPT)),
-        lines(
+        draw_histogram(SCRIPT, [0, 1], [3], unit=SCRIPT, noun=SCRIPT),
+        draw_bars(SCRIPT, [(SCRIPT, (3, 1))], noun=SCRIPT, part_names=(SCRIPT, SCRIPT)),
+        draw_lines(
             SCRIPT, [Series(SCRIPT, [1, 2], [1, 2])] * 2, x_name=SCRIPT, y_name=SCRIPT
         ),
     ):
@@ -94,7 +100,7 @@ def test_what_comes_from_data_is_escaped():
     st.sampled_from([Frame(), Frame(1000, 330)]),
 )
 def test_lines_stay_inside_their_frame(ys, frame):
-    page = lines(
+    page = draw_lines(
         "L", [Series("s", range(len(ys)), ys)], x_name="x", y_name="y", frame=frame
     )
     for line in drawing_of(page).iter("polyline"):
@@ -109,7 +115,7 @@ def test_ticks_are_few_and_inside(least, size):
     most = least + size
     if most - least < 1e-9 * abs(least):
         return
-    found = ticks(least, most)
+    found = choose_ticks(least, most)
     assert len(found) <= 12
     slack = 1e-6 * (most - least)
     assert all(least - slack <= tick <= most + slack for tick in found)
@@ -118,6 +124,6 @@ def test_ticks_are_few_and_inside(least, size):
 
 def test_neighbouring_ticks_are_written_differently():
     for least, most in ((0, 0.001), (2.31, 2.34), (0, 5e7), (1e-5, 9e-5), (0.5, 3.5)):
-        values = ticks(least, most)
-        shown = [written(v, step=values[1] - values[0]) for v in values]
+        values = choose_ticks(least, most)
+        shown = [format_number(v, step=values[1] - values[0]) for v in values]
         assert len(set(shown)) == len(shown), shown

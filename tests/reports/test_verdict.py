@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from toque.hardware.thread_waits import BOUNDED
-from toque.reports.verdict import Verdict, advice, ladders, signs, verdict_of
+from toque.reports.verdict import (
+    Verdict,
+    describe_remedy,
+    judge_run,
+    list_ladders,
+    list_signs,
+)
 
 TRAIN = {
     "pack": True, "batch": "4096 tokens", "micro_batch_rows": "auto", "keep_best": 1, "readers": 1,
@@ -62,7 +68,7 @@ def written(folder: Path, told: list[dict[str, Any]]) -> Path:
 
 
 def judged(folder: Path, told: list[dict[str, Any]]) -> Verdict:
-    verdict = verdict_of(written(folder, told))
+    verdict = judge_run(written(folder, told))
     assert verdict is not None
     return verdict
 
@@ -132,7 +138,7 @@ def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     verdict = judged(tmp_path, events(**given))
     assert verdict.findings[0].cause == cause
     assert cause in verdict.sentence
-    assert lever.lower() in advice(verdict.findings[0]).lower()
+    assert lever.lower() in describe_remedy(verdict.findings[0]).lower()
     assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
     assert sum(share.seconds for share in verdict.shares) == pytest.approx(
         verdict.facts.wall
@@ -155,9 +161,9 @@ def test_sleeping_threads_are_advised_only_where_threads_spin(
     host = {"others_cores": 2.0, "waiting_for_core_seconds": 5.0}
     verdict = judged(tmp_path, events(hardware=hardware, host=host))
     (other,) = [one for one in verdict.findings if one.cause == "other programs"]
-    assert advice(other).startswith("End the other programs (")
+    assert describe_remedy(other).startswith("End the other programs (")
     spins = judged(tmp_path, events(hardware={"waits": BOUNDED}, host=host))
-    assert "OMP_WAIT_POLICY=PASSIVE" in advice(spins.findings[0])
+    assert "OMP_WAIT_POLICY=PASSIVE" in describe_remedy(spins.findings[0])
 
 
 def test_a_length_that_is_no_number_is_passed_over(tmp_path: Path) -> None:
@@ -256,7 +262,7 @@ def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
     first, one, look = events(start={"compile": True}, parts={"compiling": 6.0})
     verdict = judged(tmp_path, [first, one, look, one | {"step": 80}])
     assert verdict.findings[0].cause == "compiling"
-    assert "train.compile=false" in advice(verdict.findings[0])
+    assert "train.compile=false" in describe_remedy(verdict.findings[0])
     once = one | {"step": 80, "parts": PARTS}
     verdict = judged(tmp_path, [first, one, look, once])
     assert verdict.findings == ()
@@ -265,10 +271,10 @@ def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
 def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
     verdict = judged(tmp_path, events())
     assert verdict.findings == ()
-    assert "Nothing holds this run up" in str(verdict)
+    assert "Nothing slows this run down" in str(verdict)
     shares = {share.name: share.seconds for share in verdict.shares}
     # 60 % of the peak over ten seconds, of which nine tenths are products with weights
-    assert shares["products"] == pytest.approx(5.4)
+    assert shares["matmuls"] == pytest.approx(5.4)
     assert shares["other computing"] == pytest.approx(9.0 - 5.4)
     assert shares["optimizer"] == pytest.approx(0.7)
 
@@ -295,7 +301,7 @@ def test_on_a_gpu_an_update_has_no_parts_and_idling_is_the_hosts_matter(
 ) -> None:
     told = events(hardware={"device": "NVIDIA H200"}, parts={"observers": 5.0})
     names = {share.name for share in judged(tmp_path, told).shares}
-    assert names == {"products", "other computing", "waiting for data"}
+    assert names == {"matmuls", "other computing", "waiting for data"}
     gpu = {"index": 0, "utilisation_percent": 40, "throttled": ["heat"]}
     more = [{"event": "system", "step": 40, "gpus": [gpu]}]
     verdict = judged(tmp_path, events(hardware={"device": "NVIDIA H200"}, more=more))
@@ -304,9 +310,9 @@ def test_on_a_gpu_an_update_has_no_parts_and_idling_is_the_hosts_matter(
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", '{"event": "start", "step": 0}\n'])
 def test_without_an_update_there_is_no_verdict(tmp_path: Path, text: str) -> None:
-    assert verdict_of(tmp_path) is None
+    assert judge_run(tmp_path) is None
     (tmp_path / "metrics.jsonl").write_text(text)
-    assert verdict_of(tmp_path) is None
+    assert judge_run(tmp_path) is None
 
 
 HOSTILE: list[Any] = [None, "x", -1, 1e308, [], {}, True, {"data_wait": "x"}, [[]]]
@@ -324,10 +330,10 @@ def test_values_of_any_kind_count_as_not_measured(tmp_path: Path, value: Any) ->
         "data_wait_seconds",
     )
     for name in names:
-        verdict = verdict_of(written(tmp_path, with_field(name, value)))
+        verdict = judge_run(written(tmp_path, with_field(name, value)))
         if verdict is not None:
             assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
-            signs(verdict.facts)
+            list_signs(verdict.facts)
     for name in (
         "hardware",
         "arithmetic",
@@ -338,7 +344,7 @@ def test_values_of_any_kind_count_as_not_measured(tmp_path: Path, value: Any) ->
     ):
         told = events()
         told[0][name] = value
-        verdict_of(written(tmp_path, told))
+        judge_run(written(tmp_path, told))
 
 
 def with_field(name: str, value: Any) -> list[dict[str, Any]]:
@@ -354,7 +360,7 @@ def test_memory_that_ran_out_has_its_ladder(tmp_path: Path) -> None:
         "message": "step 3 ran out of memory with 8 rows",
     }
     verdict = judged(tmp_path, events(more=[again]))
-    (ladder,) = ladders(tmp_path, verdict.facts)
+    (ladder,) = list_ladders(tmp_path, verdict.facts)
     assert ladder.title == "out of memory"
     assert ladder.steps[0] == "train.gradient_checkpointing=true"
 
@@ -369,7 +375,7 @@ def test_poor_texts_have_theirs(
     scored = [{"event": "evaluation", "step": n, "metrics": {"loss": loss}}
               for n, loss in enumerate(losses)]  # fmt: skip
     verdict = judged(tmp_path, events(more=scored))
-    (ladder,) = ladders(tmp_path, verdict.facts)
+    (ladder,) = list_ladders(tmp_path, verdict.facts)
     assert ladder.steps[0].startswith(first)
 
 

@@ -9,7 +9,7 @@ import pytest
 from fixtures.kitchens import kitchen_in
 from toque.cli import main
 from toque.errors import CheckFailed
-from toque.reports.verdict import verdict_of
+from toque.reports.verdict import judge_run
 from toque.runs.history import read_metrics
 from toque.workflows.diagnosis import machine_checks
 from toque.workflows.diagnosis.machine_checks import (
@@ -54,7 +54,7 @@ def test_a_run_is_judged_as_a_table_and_as_json(
 ) -> None:
     assert main(["doctor", str(run)]) == 0
     shown = capsys.readouterr().out
-    verdict = verdict_of(run)
+    verdict = judge_run(run)
     assert verdict is not None
     assert verdict.sentence in shown
     assert "total" in shown
@@ -80,7 +80,7 @@ def test_time_that_a_profiler_took_is_a_share_of_its_own(
     assert (
         slowed == [True] * 4 + [False] * 2
     )  # what is written after the third is the fourth's
-    verdict = verdict_of(tmp_path / "b")
+    verdict = judge_run(tmp_path / "b")
     assert verdict is not None
     assert "profiling" in {share.name for share in verdict.shares}
     seconds = sum(sum(e["parts"].values()) for e in told if e.get("parts"))

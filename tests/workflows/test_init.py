@@ -20,9 +20,9 @@ from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.reporter import millions
-from toque.workflows.first_config.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.first_config.init_base import NOT_SEEN
-from toque.workflows.first_config.sizing import SIZES, Size
+from toque.workflows.first_config.model_sizes import SIZES, Size
+from toque.workflows.first_config.source_survey import DOCUMENTS, PAIRS, RECIPES, TOKENS
 
 
 def rate(size: Size, characters: float, tokenizer: str) -> float:
@@ -201,9 +201,11 @@ def test_of_a_compressed_file_all_records_are_estimated_from_the_first(
         pictures = [bytes(1000)] * len(rows)  # as much again, which nobody reads
         table = arrow.Table.from_pylist(rows).append_column("image", [pictures])
         parquet.write_table(table, name, compression="zstd", use_dictionary=False)
-    monkeypatch.setattr("toque.workflows.first_config.init._LOOK_BYTES", 1 << 19)
+    monkeypatch.setattr(
+        "toque.workflows.first_config.source_survey._LOOK_BYTES", 1 << 19
+    )
     (found,) = toque.init(name).sources
-    assert not found.whole
+    assert not found.is_complete
     assert found.records == pytest.approx(24 * 80, rel=0.1)
 
 
@@ -252,7 +254,7 @@ def test_a_large_file_is_counted_by_a_part_of_it(kitchen: Path) -> None:
     ]
     (kitchen / "large.jsonl").write_text("\n".join(lines))
     (found,) = toque.init("large.jsonl").sources
-    assert not found.whole
+    assert not found.is_complete
     assert found.records == pytest.approx(20_000, rel=0.1)
     assert str(found).startswith("json-lines, about ")
 

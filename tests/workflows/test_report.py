@@ -168,10 +168,10 @@ def test_the_terminal_table_takes_names_as_they_are(store, capsys):
 
     from toque.cli.console import print_page
     from toque.data.prepare.data_report import Report
-    from toque.reports.store_page import store_page
+    from toque.reports.store_page import build_store_page
 
     found = Report.read_from(store)
-    print_page(store_page(store, found), Console(width=200, highlight=False))
+    print_page(build_store_page(store, found), Console(width=200, highlight=False))
     shown = capsys.readouterr().out
     assert "soups [bold]<b>.jsonl" in shown
     assert "Read 43 records: kept 41, dropped 2." in shown

@@ -7,23 +7,23 @@ import pytest
 
 from toque.errors import ConfigError
 from toque.units import Duration
+from toque.workflows.first_config.model_sizes import SIZES
 from toque.workflows.first_config.sizing import (
     BYTES_PER_TOKEN,
     FIT,
     MAX_PASSES,
     OF_PLAIN_TEXT,
     OF_RECIPES,
-    SIZES,
     VOCABULARY,
     TextTokenizer,
     estimate_difficulty,
     find_best_size,
-    measure_rate,
     plan_tuning,
     predict_bits,
     trained_tokenizer,
     tuned_lr,
 )
+from toque.workflows.first_config.speed_trial import measure_rate
 
 EACH = BYTES_PER_TOKEN[VOCABULARY]
 

@@ -59,7 +59,7 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     # Only a process with one thread can fork workers, and numpy would start a thread per core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
-    from toque.reports.store_page import store_page
+    from toque.reports.store_page import build_store_page
     from toque.workflows.prepare import (
         describe_result,
         prepare_store,
@@ -67,7 +67,7 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     )
 
     result = prepare_store(settings, replace=replace, reporter=ConsoleReporter())
-    print_page(store_page(result.store.path, result.report))
+    print_page(build_store_page(result.store.path, result.report))
     summary = describe_result(result, settings.data.engine)
     command = f"toque report {in_shell(result.store.path)}"
     print(f"{summary} `{command}` writes this report as a web page.", flush=True)

@@ -1,6 +1,6 @@
 """Bottleneck rules: causes that slow a run down, by their share of its time, and their remedies.
 
-A gain is the increase in speed of the training loop in tokens per second: 0.25 is 25 % faster. It
+A gain is the relative increase of the training loop's tokens per second: 0.25 is 25 % faster. It
 is None if the measurements do not allow an estimate.
 """
 
@@ -14,36 +14,39 @@ from typing import Final
 
 from toque.hardware.thread_waits import PASSIVE, chosen_by_user
 from toque.reports import run_shares as shares
-from toque.reports.run_shares import Facts, mapping
+from toque.reports.run_shares import Facts, dict_or_empty
 from toque.runs.history import number
 from toque.training.bottlenecks import DATA_ADVICE, GPU_BUSY, memory_ladder
 
 NOTABLE: Final = 0.05
 """Share of the time below which a cause is not reported."""
 AMOUNT: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?([a-z%]{1,12})\Z")
-"""A number and a unit in a setting, such as "10 steps"."""
+"""Number and unit of a setting such as "10 steps"."""
 _TARGET_SHARE: Final = 0.02
-"""Share of the time that evaluating or saving should take."""
+"""Time of evaluations or saves that is acceptable, relative to the time of the updates."""
 _SMALL_EVALUATION: Final = {"max_examples": 64, "texts": 4}
 """Estimated numbers of examples and texts that suffice for an evaluation."""
 _MUCH_PADDING: Final = 0.15
+"""Share of padding in a batch above which it is reported."""
 _FEW_TOKENS: Final = 1024
 """Estimate of the tokens per update below which fixed costs dominate."""
 _MANY_TOKENS_PER_STEP: Final = 16_384
-"""Estimate of the tokens per micro-batch above which memory becomes the limit. 4096 suffice on a
-CPU."""
+"""Estimate of the tokens per micro-batch above which memory becomes the limit. On a CPU, 4096
+tokens suffice for full speed."""
+_IDLE_WEIGHT: Final = 0.5
+"""Share of the idle arithmetic that another batch size may recover. A guess."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause that slows a run down, with a remedy if there is one."""
+    """A cause that slows a run down, with a remedy if one is known."""
 
     cause: str
     weight: float
-    """Share of the loop's time that the remedy could save. The largest finding comes first."""
+    """Share of the loop's time that the remedy could save. Findings are sorted by it."""
     sentence: str
     lever: str | None = None
-    """Remedy as text."""
+    """Description of the remedy."""
     settings: tuple[str, ...] = ()
     """Remedy as overrides, such as `train.pack=true`."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +56,10 @@ class Finding:
     """True if the gain is an upper limit."""
 
 
-def findings(facts: Facts) -> list[Finding]:
+Findings = Iterator[Finding]
+
+
+def find_bottlenecks(facts: Facts) -> list[Finding]:
     """List everything that notably slows the run down, the most important cause first."""
     notable = [
         finding
@@ -64,69 +70,74 @@ def findings(facts: Facts) -> list[Finding]:
     return sorted(notable, key=lambda finding: -finding.weight)
 
 
-def gain_of(saved: float) -> float:
+def speed_gain(saved_share: float) -> float:
     """Convert a saved share of the time into a gain in speed.
 
-    >>> gain_of(0.2)
+    >>> speed_gain(0.2)
     0.25
     """
-    return 1.0 / (1.0 - min(saved, 0.99)) - 1.0
+    return 1.0 / (1.0 - min(saved_share, 0.99)) - 1.0
 
 
-def _lost_time(
+def _lost_time_finding(
     cause: str,
     facts: Facts,
-    name: str,
+    share_name: str,
     sentence: str,
     lever: str,
     *settings: str,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = {},
 ) -> Finding:
     """Make a finding about lost time. `sentence` continues "5 % of the time"."""
-    share = facts.share(name)
+    share = facts.share(share_name)
     return Finding(
         cause,
         share,
-        f"{_of_time(facts, name)} of the time {sentence}",
+        f"{_format_wall_share(facts, share_name)} of the time {sentence}",
         lever,
         settings,
-        environment or {},
-        gain_of(share),
+        environment,
+        speed_gain(share),
         at_most=True,
     )
 
 
-def _of_time(facts: Facts, *names: str) -> str:
+def _format_wall_share(facts: Facts, *share_names: str) -> str:
     """Format a share of the wall time, as in the table of shares."""
-    return f"{facts.wall_share(*names):.0%}"
+    return f"{facts.wall_share(*share_names):.0%}"
 
 
-def _data(facts: Facts) -> Iterator[Finding]:
+def _check_data_wait(facts: Facts) -> Findings:
     has_several_readers = (number(facts.setting("readers")) or 1) > 1
-    yield _lost_time(
+    lever = "make batches in several threads"
+    settings = ["train.readers=4"]
+    if has_several_readers:
+        lever = DATA_ADVICE
+        settings = []
+    yield _lost_time_finding(
         "waiting for data",
         facts,
         shares.DATA,
         "was spent waiting for batches",
-        DATA_ADVICE if has_several_readers else "make batches in several threads",
-        *(() if has_several_readers else ("train.readers=4",)),
+        lever,
+        *settings,
     )
 
 
-def _uploads(facts: Facts) -> Iterator[Finding]:
+def _check_uploads(facts: Facts) -> Findings:
     share = facts.wall_share(shares.UPLOADS)
     yield Finding(
         "uploads",
         share,
         f"{share:.0%} of the time was spent waiting for uploads to the bucket at the end",
-        "use a nearer bucket or a faster connection, or upload one model less",
+        "use a nearer bucket or a faster connection, or upload one model fewer",
         () if facts.setting("keep_best") == 0 else ("train.keep_best=0",),
-        gain=gain_of(share),
+        gain=speed_gain(share),
         at_most=True,
     )
 
 
-def _compiling(facts: Facts) -> Iterator[Finding]:
+def _check_compiling(facts: Facts) -> Findings:
     # Compilation during the first half of the updates does not slow down the rest.
     share = facts.late_compiling
     yield Finding(
@@ -136,13 +147,13 @@ def _compiling(facts: Facts) -> Iterator[Finding]:
         "shapes",
         "do not compile the model",
         ("train.compile=false",),
-        gain=gain_of(share),
+        gain=speed_gain(share),
         at_most=True,
     )
 
 
-def _host(facts: Facts) -> Iterator[Finding]:
-    yield _lost_time(
+def _check_host(facts: Facts) -> Findings:
+    yield _lost_time_finding(
         "throttling",
         facts,
         shares.THROTTLED,
@@ -155,83 +166,87 @@ def _host(facts: Facts) -> Iterator[Finding]:
 
     cores = facts.start_number("hardware", "cores")
     of_cores = f" of {cores:.0f}" if cores else ""
-    has_spinning_threads = _has_spinning_threads(facts)
     lever = "end the other programs"
-    if has_spinning_threads:
+    environment: Mapping[str, str] = {}
+    if _has_spinning_threads(facts):
         lever += ", or let threads sleep while they wait for each other"
-
-    yield _lost_time(
+        environment = PASSIVE
+    yield _lost_time_finding(
         "other programs",
         facts,
         shares.OTHERS,
         "a thread of the run waited for a core, because other programs used "
         f"{facts.host['others_cores']:.1f}{of_cores} cores",
         lever,
-        environment=PASSIVE if has_spinning_threads else None,
+        environment=environment,
     )
 
-    yield _lost_time(
+    yield _lost_time_finding(
         "standing still",
         facts,
         shares.STILL,
         "the process did nothing: it was stopped, or waited for something outside of it",
-        "look at what stops it: a scheduler, a debugger, a disk that does not answer",
+        "look at what stops it: a scheduler, a debugger, a disk that does not respond",
     )
 
 
 def _has_spinning_threads(facts: Facts) -> bool:
-    """Check whether threads on a CPU spin while they wait, and the user did not choose it."""
-    hardware = mapping(facts.start.get("hardware"))
+    """Check whether threads on a CPU spin while they wait, unless the user chose how they wait."""
+    hardware = dict_or_empty(facts.start.get("hardware"))
     has_several_threads = (number(hardware.get("threads")) or 2) > 1
-    is_chosen = chosen_by_user(mapping(hardware.get("waits")))
+    is_chosen = chosen_by_user(dict_or_empty(hardware.get("waits")))
     return facts.device == "cpu" and has_several_threads and not is_chosen
 
 
-def _evaluation(facts: Facts) -> Iterator[Finding]:
+def _check_evaluation(facts: Facts) -> Findings:
     share = facts.share(shares.EVALUATION)
     n = facts.n_evaluations
     interval, saved = _longer_interval(facts, share, n, setting="evaluate_every")
+    # Fewer examples make the scores less precise, so they are the second remedy.
     is_enough = bool(interval) and share - saved < NOTABLE
-    fewer: tuple[str, ...] = ()
-    if not is_enough:
-        # A missing max_examples means all examples. Missing texts means no texts.
-        used = {"max_examples": None, "texts": 0} | dict(
-            mapping(facts.start.get("evaluation"))
-        )
-        fewer = tuple(
-            f"evaluation.{name}={enough}"
-            for name, enough in _SMALL_EVALUATION.items()
-            if used[name] is None or (number(used[name]) or 0) > enough
-        )
+    reductions = () if is_enough else _smaller_evaluation(facts)
 
     remedies = []
     if interval:
         remedies.append("less often")
-    if fewer:
+    if reductions:
         remedies.append("on fewer examples and texts")
     yield Finding(
         "evaluation",
         saved if is_enough else share,
-        f"{_of_time(facts, shares.EVALUATION)} of the time went into {n:,} "
+        f"{_format_wall_share(facts, shares.EVALUATION)} of the time went into {n:,} "
         f"{'evaluation' if n == 1 else 'evaluations'}",
         lever=f"evaluate {' and '.join(remedies)}" if remedies else None,
-        settings=(*interval, *fewer),
-        gain=gain_of(saved) if is_enough else None,
+        settings=(*interval, *reductions),
+        gain=speed_gain(saved) if is_enough else None,
     )
 
 
-def _saving(facts: Facts) -> Iterator[Finding]:
-    n, n_skipped = facts.n_saves, facts.skipped_saves
-    if (
-        n + n_skipped == 0
-    ):  # the last part of a run may be timed as saving without a save
-        return
+def _smaller_evaluation(facts: Facts) -> tuple[str, ...]:
+    """Return overrides that reduce the evaluation's examples and texts to a sufficient number."""
+    # A missing max_examples means all examples. Missing texts means no texts.
+    defaults = {"max_examples": None, "texts": 0}
+    settings = defaults | dict(dict_or_empty(facts.start.get("evaluation")))
+    overrides = []
+    for name, sufficient in _SMALL_EVALUATION.items():
+        value = settings[name]
+        if value is None or (number(value) or 0) > sufficient:
+            overrides.append(f"evaluation.{name}={sufficient}")
+    return tuple(overrides)
+
+
+def _check_saving(facts: Facts) -> Findings:
+    n = facts.n_saves
+    n_skipped = facts.skipped_saves
+    if n + n_skipped == 0:
+        return  # the last part of a run may be timed as saving without a save
+
     share = facts.share(shares.SAVING)
     interval, saved = _longer_interval(
         facts, share, n + n_skipped, setting="save_every"
     )
     sentence = (
-        f"{_of_time(facts, shares.SAVING)} of the time went into {n:,} "
+        f"{_format_wall_share(facts, shares.SAVING)} of the time went into {n:,} "
         f"{'checkpoint' if n == 1 else 'checkpoints'}"
     )
     if n_skipped:
@@ -242,7 +257,7 @@ def _saving(facts: Facts) -> Iterator[Finding]:
         sentence,
         lever="save less often" if interval else "save to a faster disk",
         settings=interval,
-        gain=gain_of(saved) if interval else None,
+        gain=speed_gain(saved) if interval else None,
     )
 
 
@@ -253,26 +268,38 @@ def _longer_interval(
 
     Return an override and the share that it saves, or an empty tuple and 0.
     """
-    match = AMOUNT.match(str(facts.setting(setting) or ""))
-    if match is None or n_times < 2:
+    interval = AMOUNT.match(str(facts.setting(setting) or ""))
+    if interval is None or n_times < 2:
         return (), 0.0
-    present, unit = float(match[1]), match[2]
+    current, unit = float(interval[1]), interval[2]
+    if not current:
+        return (), 0.0
 
-    stop_after = AMOUNT.match(str(facts.start.get("stop_after") or ""))
-    run_length = float(facts.n_updates) if unit == "steps" else present * (n_times - 1)
-    if stop_after is not None and stop_after[2] == unit:
-        run_length = float(stop_after[1])
-    half = 50.0 if unit == "%" else run_length / 2
+    longest = _run_length(facts, current, unit, n_times) / 2
 
-    factor = max(1.0, math.ceil(share / (1.0 - min(share, 0.99)) / _TARGET_SHARE))
-    amount = present * factor
-    if unit == "steps" and present:
+    # k times the interval divides this time by k. The time of the updates stays the same.
+    relative_time = share / (1.0 - min(share, 0.99))
+    factor = max(1.0, math.ceil(relative_time / _TARGET_SHARE))
+    amount = current * factor
+    if unit == "steps":
         amount = _round_up(amount)
-        half = half // 1
-    amount = min(amount, half)
-    if not 0 < 2 * present <= amount:
-        return (), 0.0
-    return (f"train.{setting}={amount:g} {unit}",), share * (1.0 - present / amount)
+        longest = math.floor(longest)
+    amount = min(amount, longest)
+    if amount < 2 * current:
+        return (), 0.0  # too little gain for a change
+    return (f"train.{setting}={amount:g} {unit}",), share * (1.0 - current / amount)
+
+
+def _run_length(facts: Facts, interval: float, unit: str, n_times: int) -> float:
+    """Return the length of the run in `unit`, estimated if train.stop_after has another unit."""
+    if unit == "%":
+        return 100.0
+    stop_after = AMOUNT.match(str(facts.start.get("stop_after") or ""))
+    if stop_after is not None and stop_after[2] == unit:
+        return float(stop_after[1])
+    if unit == "steps":
+        return facts.n_updates
+    return interval * (n_times - 1)
 
 
 def _round_up(amount: float) -> float:
@@ -285,36 +312,38 @@ def _round_up(amount: float) -> float:
     return math.ceil(amount / unit) * unit
 
 
-def _precision(facts: Facts) -> Iterator[Finding]:
-    has_fast_bf16 = mapping(facts.start.get("hardware")).get("fast_bf16") is True
+def _check_precision(facts: Facts) -> Findings:
+    hardware = dict_or_empty(facts.start.get("hardware"))
+    has_fast_bf16 = hardware.get("fast_bf16") is True
     if not has_fast_bf16 or facts.start.get("precision") != "float32":
         return
+
     float32_peak = facts.start_number("peak_flops_per_second")
     bf16_peak = facts.start_number("bf16_peak")
     saved = 0.0
     if float32_peak and bf16_peak and bf16_peak > float32_peak:
-        saved = facts.share(shares.PRODUCTS) * (1.0 - float32_peak / bf16_peak)
+        saved = facts.share(shares.MATMULS) * (1.0 - float32_peak / bf16_peak)
+    # A guess for the weight, because this matters even if the peaks were not measured.
+    weight = max(saved, 0.3 * facts.computing)
     yield Finding(
         "float32",
-        max(saved, 0.3 * facts.computing),  # important even without a measured speed
-        "products are computed in float32, although this machine is faster in bfloat16",
+        weight,
+        "matmuls are computed in float32, although this machine is faster in bfloat16",
         lever="let Toque choose the precision",
         settings=("train.precision=auto",),
-        gain=gain_of(saved) if saved else None,
+        gain=speed_gain(saved) if saved else None,
     )
 
 
-def _dense_attention(facts: Facts) -> Iterator[Finding]:
-    products = facts.start_number("arithmetic", "products") or 0.0
+def _check_dense_attention(facts: Facts) -> Findings:
+    matmuls = facts.start_number("arithmetic", "products") or 0.0
     needed = facts.start_number("arithmetic", "attention") or 0.0
     computed = facts.start_number("arithmetic", "attention_computed") or 0.0
-    if (
-        facts.device != "cpu"
-        or not facts.computes_padding
-        or products + computed <= 0.0
-    ):
+    all_flops = matmuls + computed
+    if facts.device != "cpu" or not facts.computes_padding or all_flops <= 0.0:
         return
-    excess = (computed - needed) / (products + computed)
+
+    excess = (computed - needed) / all_flops
     # Padding is a separate finding.
     saved = facts.computing * (1.0 - facts.pad_fraction) * excess
     yield Finding(
@@ -325,142 +354,154 @@ def _dense_attention(facts: Facts) -> Iterator[Finding]:
         "arithmetic",
         lever="do not compile the model, so that attention is computed per example",
         settings=("train.compile=false",),
-        gain=gain_of(saved),
+        gain=speed_gain(saved),
     )
 
 
-def _padding(facts: Facts) -> Iterator[Finding]:
+def _check_padding(facts: Facts) -> Findings:
     pad = facts.pad_fraction
     if pad < _MUCH_PADDING:
         return
+
     if facts.computes_padding:
         saved = pad * facts.computing
         weight = saved
         effect = "is computed like other tokens"
     else:
         saved = pad * facts.share(shares.OPTIMIZER, shares.HOST)
+        # From half a batch of padding on, this is notable even if it costs little time.
         weight = max(saved, NOTABLE * (0.5 + pad))
         effect = "is not computed, but makes updates smaller"
-    is_unpacked = facts.setting("pack") is False
+
+    lever = "use rows of a length that suits the data"
+    setting = "train.row_tokens=auto"
+    if facts.setting("pack") is False:
+        lever = "pack several examples into a row"
+        setting = "train.pack=true"
     yield Finding(
         "padding",
         weight,
         f"{pad:.0%} of every batch is padding, which {effect}",
-        lever="pack several examples into a row"
-        if is_unpacked
-        else "use rows of a length that suits the data",
-        settings=("train.pack=true",) if is_unpacked else ("train.row_tokens=auto",),
-        gain=gain_of(saved),
+        lever,
+        (setting,),
+        gain=speed_gain(saved),
     )
 
 
-def _tiny_batches(facts: Facts) -> Iterator[Finding]:
+def _check_tiny_batches(facts: Facts) -> Findings:
     tokens = facts.tokens / facts.n_updates
     batch = AMOUNT.match(str(facts.setting("batch") or ""))
     if tokens >= _FEW_TOKENS or batch is None:
         return
+
+    # A power of two that raises an update to at least twice the limit.
     factor = 2.0 ** math.ceil(math.log2(2 * _FEW_TOKENS / max(1.0, tokens)))
-    idle = 0.0 if facts.utilisation is None else max(0.0, 1.0 - facts.utilisation)
     saved = facts.share(shares.OPTIMIZER, shares.HOST) * (1.0 - 1.0 / factor)
+    idle = 0.0 if facts.utilisation is None else max(0.0, 1.0 - facts.utilisation)
     yield Finding(
         "tiny batches",
-        max(saved, 0.5 * facts.computing * idle),
+        max(saved, _IDLE_WEIGHT * facts.computing * idle),
         f"an update has only {tokens:,.0f} tokens, so its fixed costs dominate: "
-        f"{_of_time(facts, shares.OPTIMIZER, shares.HOST)} of the time is not in forward and "
-        "backward",
+        f"{_format_wall_share(facts, shares.OPTIMIZER, shares.HOST)} of the time is outside the "
+        "forward and backward passes",
         lever="use larger updates, which change the result and need a higher optim.peak_lr",
         settings=(f"train.batch={float(batch[1]) * factor:g} {batch[2]}",),
-        gain=gain_of(saved),
+        gain=speed_gain(saved),
     )
 
 
-def _memory(facts: Facts) -> Iterator[Finding]:
+def _check_memory(facts: Facts) -> Findings:
     if isinstance(facts.setting("micro_batch_rows"), int):
-        yield from _micro_batch(facts)
+        yield from _check_micro_batch(facts)
         return
+
     is_checkpointing = facts.start.get("gradient_checkpointing") is True
     remedies = memory_ladder(checkpointing=is_checkpointing, optimizer="adamw")
-    yield _lost_time(
+    settings = [] if is_checkpointing else ["train.gradient_checkpointing=true"]
+    yield _lost_time_finding(
         "memory",
         facts,
         shares.PAGING,
         "was spent waiting for memory, because it is too small",
         f"use less memory: {'; '.join(remedies)}",
-        *(() if is_checkpointing else ("train.gradient_checkpointing=true",)),
+        *settings,
     )
 
 
-def _micro_batch(facts: Facts) -> Iterator[Finding]:
-    """Check a size of the micro-batch that the user chose."""
+def _check_micro_batch(facts: Facts) -> Findings:
+    """Check a number of rows per micro-batch that the user chose."""
     rows = number(facts.start.get("micro_batch_rows"))
     if rows is None:
         return
-    row_tokens = sum(
-        facts.start_number("row", side) or 0.0 for side in ("source", "target")
-    )
-    update_tokens = facts.tokens / facts.n_updates / max(0.05, 1.0 - facts.pad_fraction)
-    tokens = min(rows * row_tokens, update_tokens)
+
+    row_tokens = 0.0
+    for side in ("source", "target"):
+        row_tokens += facts.start_number("row", side) or 0.0
+    share_of_tokens = max(0.05, 1.0 - facts.pad_fraction)
+    computed_per_update = facts.tokens / facts.n_updates / share_of_tokens
+    tokens = min(rows * row_tokens, computed_per_update)
     stalled = facts.share(shares.PAGING)
     if stalled < NOTABLE and tokens <= _MANY_TOKENS_PER_STEP:
         return
+
     sentence = f"train.micro_batch_rows is {rows:.0f}, about {tokens:,.0f} tokens"
     if stalled:
         sentence += (
-            f", and {_of_time(facts, shares.PAGING)} of the time went into "
+            f", and {_format_wall_share(facts, shares.PAGING)} of the time went into "
             "waiting for memory"
         )
+    utilisation = facts.utilisation or 0.5  # 0.5 is a guess for an unknown utilisation
     yield Finding(
         "oversized micro-batch",
-        max(stalled, 0.5 * facts.computing * (1.0 - (facts.utilisation or 0.5))),
+        max(stalled, _IDLE_WEIGHT * facts.computing * (1.0 - utilisation)),
         sentence,
         lever="let Toque choose the number of rows, which does not change the result",
         settings=("train.micro_batch_rows=auto",),
-        gain=gain_of(stalled) if stalled >= NOTABLE else None,
+        gain=speed_gain(stalled) if stalled >= NOTABLE else None,
     )
 
 
-def _gpu(facts: Facts) -> Iterator[Finding]:
+def _check_gpu(facts: Facts) -> Findings:
     busy = facts.gpu_busy
     if busy is not None and busy < GPU_BUSY:
         idle = (1.0 - busy) * facts.computing
-        is_compiled = facts.start.get("compile") is True
+        lever = "compile the model"
+        setting = "train.compile=true"
+        if facts.start.get("compile") is True:
+            lever = "use larger micro-batches"
+            setting = "train.micro_batch_rows=auto"
         yield Finding(
             "host",
             idle,
             f"the GPU computes {busy:.0%} of the time, and waits for the host the rest of it",
-            lever="use larger micro-batches" if is_compiled else "compile the model",
-            settings=("train.micro_batch_rows=auto",)
-            if is_compiled
-            else ("train.compile=true",),
-            gain=gain_of(idle),
+            lever,
+            (setting,),
+            gain=speed_gain(idle),
             at_most=True,
         )
+
     if facts.gpu_throttled:
         reason, share = max(facts.gpu_throttled.items(), key=lambda item: item[1])
         yield Finding(
             "throttling",
-            share * 0.5,
+            0.5 * share,  # a guess, because the size of the reduction is unknown
             f"the clock of the GPU was reduced in {share:.0%} of the samples, because of {reason}",
             lever="improve the cooling or raise the power limit",
         )
 
 
-def _threads(facts: Facts) -> Iterator[Finding]:
+def _check_threads(facts: Facts) -> Findings:
     threads = facts.start_number("hardware", "threads")
     cores = facts.start_number("hardware", "cores")
-    if (
-        facts.device != "cpu"
-        or not threads
-        or not cores
-        or facts.start.get("ranks", 1) != 1
-    ):
+    if not threads or not cores:
         return
-    one_per_core = {
-        "OMP_NUM_THREADS": f"{cores:.0f}",
-        "MKL_NUM_THREADS": f"{cores:.0f}",
-    }
+    # The cores of several ranks are divided among them.
+    if facts.device != "cpu" or facts.start.get("ranks", 1) != 1:
+        return
+
+    one_per_core = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), f"{cores:.0f}")
     if threads > cores:
-        yield _lost_time(
+        yield _lost_time_finding(
             "threads",
             facts,
             shares.CROWDED,
@@ -468,33 +509,35 @@ def _threads(facts: Facts) -> Iterator[Finding]:
             f"use one thread per core (OMP_NUM_THREADS={cores:.0f})",
             environment=one_per_core,
         )
-    elif facts.host and threads < cores - facts.host["others_cores"] - 0.5:
-        saved = (facts.computing + facts.share(shares.OPTIMIZER)) * (
-            1.0 - threads / cores
-        )
+        return
+
+    # Less than half an idle core is within the precision of the counters.
+    if facts.host and cores - facts.host["others_cores"] - threads > 0.5:
+        parallel = facts.computing + facts.share(shares.OPTIMIZER)
+        saved = parallel * (1.0 - threads / cores)
         yield Finding(
             "threads",
             saved,
             f"only {threads:.0f} of {cores:.0f} cores compute",
             lever="unset OMP_NUM_THREADS, so that every core computes",
             environment=one_per_core,
-            gain=gain_of(saved),
+            gain=speed_gain(saved),
             at_most=True,
         )
 
 
-RULES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
-    _data,
-    _uploads,
-    _compiling,
-    _host,
-    _evaluation,
-    _saving,
-    _threads,
-    _precision,
-    _dense_attention,
-    _padding,
-    _tiny_batches,
-    _memory,
-    _gpu,
+RULES: Final[tuple[Callable[[Facts], Findings], ...]] = (
+    _check_data_wait,
+    _check_uploads,
+    _check_compiling,
+    _check_host,
+    _check_evaluation,
+    _check_saving,
+    _check_threads,
+    _check_precision,
+    _check_dense_attention,
+    _check_padding,
+    _check_tiny_batches,
+    _check_memory,
+    _check_gpu,
 )

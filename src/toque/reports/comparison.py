@@ -15,7 +15,7 @@ from toque.evaluation.bootstrap import (
     subtract_scores,
 )
 from toque.reporter import clock_text
-from toque.reports.figures import MAX_OVERLAID, figures_over, losses_over
+from toque.reports.figures import MAX_OVERLAID, plot_curves, plot_losses
 from toque.reports.page import (
     Figures,
     Grid,
@@ -24,8 +24,8 @@ from toque.reports.page import (
     Part,
     Section,
     Sentence,
-    aligned,
-    written,
+    format_columns,
+    format_value,
 )
 from toque.runs.history import metric_named
 from toque.runs.run_record import COUNTS, RunRecord
@@ -33,12 +33,13 @@ from toque.runs.run_state import state_of
 from toque.version import __version__
 
 METHOD: Final = (
-    "Differences are the score of the other run minus the score of the first, over the same "
-    f"held-out texts. With {MIN_TEXTS} texts or more, they have the 95 % interval of a paired "
-    "bootstrap, and * if it excludes zero. They compare these two models on similar texts. Another "
-    "seed gives different models: `toque ablate` compares settings over several seeds."
+    "A difference is the score of the other run minus the score of the first run, over the same "
+    f"held-out texts. With {MIN_TEXTS} texts or more, it has the 95 % interval of a paired "
+    "bootstrap, and * if the interval excludes zero. The interval covers the choice of texts, not "
+    "the seed: `toque ablate` compares settings over several seeds."
 )
-_PRIMARY: Final = ("loss", "bits_per_byte", "recipe_score")
+_LOSSES: Final = ("loss", "bits_per_byte")
+_PRIMARY: Final = (*_LOSSES, "recipe_score")
 """Measures that decide which run is better."""
 _NONE: Final = "-"
 _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
@@ -63,9 +64,10 @@ class ComparedRun:
 
     @property
     def loss(self) -> float | None:
-        """Held-out loss of the finished model, or otherwise of the best evaluation."""
+        """Held-out loss of the finished model, otherwise of the best evaluation."""
         best = self.record.history.best
-        return self.scores.get("loss", best[0] if best is not None else None)
+        best_loss = None if best is None else best[0]
+        return self.scores.get("loss", best_loss)
 
     def cost(self) -> dict[str, Any]:
         """Return the updates, time, tokens and energy of the run."""
@@ -90,51 +92,61 @@ class ScoreDifference:
 
     @property
     def other_is_better(self) -> bool | None:
-        """True if the second run is better, or None if the interval includes zero."""
+        """True if the other run is better, or None if the interval includes zero."""
         if not self.interval.decided:
             return None
-        return (self.interval.mean < 0) == (
-            metric_named(self.measure).better == "lower"
-        )
+        other_is_lower = self.interval.mean < 0
+        return other_is_lower == self.lower_is_better
+
+    @property
+    def lower_is_better(self) -> bool:
+        """True if lower values of the measure are better."""
+        return metric_named(self.measure).better == "lower"
 
     def record(self) -> dict[str, Any]:
         """Return the difference as JSON values."""
-        better = self.other_is_better
+        names = {True: "other", False: "first", None: None}
         return {
             "first": self.first,
             "other": self.other,
             **asdict(self.interval),
             "decided": self.interval.decided,
-            "better": None if better is None else ("other" if better else "first"),
+            "better": names[self.other_is_better],
         }
 
     def row(self) -> tuple[str, ...]:
         """Return the difference as a row of a table."""
-        i = self.interval
-        has_interval = i.low is not None and i.high is not None
+        interval = self.interval
+        low, high = interval.low, interval.high
+        has_interval = low is not None and high is not None
+        marks = {True: "* better", False: "* worse", None: ""}
         return (
             _title(self.measure),
-            written(self.first),
-            written(self.other),
-            f"{i.mean:+.4f}",
-            f"{i.low:+.4f} to {i.high:+.4f}" if has_interval else _NONE,
-            f"{i.pairs:,}",
-            {True: "* better", False: "* worse", None: ""}[self.other_is_better],
+            format_value(self.first),
+            format_value(self.other),
+            f"{interval.mean:+.4f}",
+            f"{low:+.4f} to {high:+.4f}" if has_interval else _NONE,
+            f"{interval.pairs:,}",
+            marks[self.other_is_better],
         )
 
     def in_words(self, *, worse: bool = False) -> str:
         """Describe the difference and its interval, for the better run or the worse one."""
-        i = self.interval
+        interval = self.interval
+        low, high = interval.low, interval.high
         name = _title(self.measure)
-        over = f"{i.pairs:,} {'text' if i.pairs == 1 else 'texts'}"
-        if i.low is None or i.high is None:
-            return f"{name} differs by {i.mean:+.4f} ({over}, too few for an interval)"
-        if not i.decided:
-            return f"{name} differs by {i.mean:+.4f} ({i.low:+.4f} to {i.high:+.4f}, {over})"
-        is_lower = (metric_named(self.measure).better == "lower") != worse
-        direction = "lower" if is_lower else "higher"
-        low, high = sorted((abs(i.low), abs(i.high)))
-        return f"{name} {abs(i.mean):.4f} {direction} ({low:.4f} to {high:.4f}, {over})"
+        texts = f"{interval.pairs:,} {'text' if interval.pairs == 1 else 'texts'}"
+        difference = f"{name} differs by {interval.mean:+.4f}"
+        if low is None or high is None:
+            return f"{difference} ({texts}, too few for an interval)"
+        if not interval.decided:
+            return f"{difference} ({low:+.4f} to {high:+.4f}, {texts})"
+        direction = "lower" if self.lower_is_better != worse else "higher"
+        smallest, largest = sorted((abs(low), abs(high)))
+        size = abs(interval.mean)
+        return (
+            f"{name} {size:.4f} {direction} ({smallest:.4f} to {largest:.4f}, {texts})"
+        )
 
 
 @dataclass(frozen=True)
@@ -153,11 +165,12 @@ class Comparison:
         lines: list[str] = []
         for grid in self._grids():
             if grid.rows:
-                lines += [grid.title, *aligned(grid), ""]
-        if not self._settings():
+                lines += [grid.title, *format_columns(grid), ""]
+        if not self._differing_settings():
             lines.append("All settings are the same.")
-        where = f"The page with curves is {self.page}."
-        return "\n".join([*lines, *self.notes, METHOD, "", self.sentence, where])
+        lines += [*self.notes, METHOD, "", self.sentence]
+        lines.append(f"The page with curves is {self.page}.")
+        return "\n".join(lines)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -172,7 +185,7 @@ class Comparison:
                 }
                 for name, run in self.runs.items()
             },
-            "settings": self._settings(),
+            "settings": self._differing_settings(),
             "differences": {
                 other: {d.measure: d.record() for d in differences}
                 for other, differences in self.differences.items()
@@ -189,18 +202,18 @@ class Comparison:
         return " ".join(map(self._conclude, self.differences))
 
     def html_page(self) -> Page:
-        """Make the page of the comparison."""
+        """Build the page of the comparison."""
         histories = {name: run.record.history for name, run in self.runs.items()}
         curves: list[Part] = [
             Sentence(f"{name}: {state_of(run.record).sentence}", "soft")
             for name, run in self.runs.items()
         ]
-        curves.append(losses_over(histories))
+        curves.append(plot_losses(histories))
         if len(histories) > MAX_OVERLAID:
             curves.append(
                 Sentence(f"The curves show the first {MAX_OVERLAID} runs.", "soft")
             )
-        curves.append(Figures(figures_over(histories)))
+        curves.append(Figures(plot_curves(histories)))
         names = list(self.runs)
         title = " and ".join(names) if len(names) == 2 else f"{len(names)} runs"
         sections = (
@@ -211,9 +224,12 @@ class Comparison:
         )
         return Page(PageHead("Comparison", title, self.sentence), sections)
 
-    def _settings(self) -> dict[str, dict[str, str]]:
-        """Return the settings that differ between runs, with "-" if a run lacks one."""
-        different: dict[str, dict[str, str]] = {}
+    def _differing_settings(self) -> dict[str, dict[str, str]]:
+        """Return the settings that differ between runs, with "-" if a run lacks one.
+
+        The run folder is left out, because it always differs.
+        """
+        different = {}
         names = dict.fromkeys(
             name for run in self.runs.values() for name in run.settings
         )
@@ -227,40 +243,58 @@ class Comparison:
 
     def _grids(self) -> Iterator[Grid]:
         names = list(self.runs)
-        first = names[0]
         settings = [
-            (name, *values.values()) for name, values in self._settings().items()
+            (name, *values.values())
+            for name, values in self._differing_settings().items()
         ]
         yield Grid(("setting", *names), settings, title="Settings that differ")
+
         for other, differences in self.differences.items():
-            heads = ("measure", first, other, "difference", "95 % interval", "over", "")
+            heads = (
+                "measure",
+                names[0],
+                other,
+                "difference",
+                "95 % interval",
+                "over",
+                "",
+            )
             rows = [difference.row() for difference in differences]
-            yield Grid(heads, rows, title=f"{other} against {first}")
+            yield Grid(heads, rows, title=f"{other} against {names[0]}")
 
-        runs = list(self.runs.values())
-        shown = [
-            {d.measure for d in differences}
-            for differences in self.differences.values()
-        ]
-        covered = COUNTS.union(set.intersection(*shown) if shown else ())
-        final = [
-            (_title(name), *(written(run.scores.get(name, _NONE)) for run in runs))
+        title = "Other final scores, each run on its own texts"
+        yield Grid(("", *names), self._other_score_rows(), title=title)
+        yield Grid(("", *names), self._cost_rows(), title="Cost")
+
+    def _other_score_rows(self) -> list[tuple[str, ...]]:
+        """Return the final scores that the tables of differences do not all show."""
+        runs = self.runs.values()
+        compared = [{d.measure for d in ds} for ds in self.differences.values()]
+        in_all_tables = set.intersection(*compared) if compared else set()
+        hidden = COUNTS.union(in_all_tables)
+        rows = [
+            (_title(name), *(format_value(run.scores.get(name, _NONE)) for run in runs))
             for name in dict.fromkeys(name for run in runs for name in run.scores)
-            if name not in covered
+            if name not in hidden
         ]
-        best = [run.record.history.best for run in runs]
-        lowest = [_NONE if b is None else f"{b[0]:.4f} at step {b[1]:,}" for b in best]
-        final.append(("lowest held-out loss while training", *lowest))
-        yield Grid(
-            ("", *names), final, title="Other final scores, each run on its own texts"
-        )
 
-        cost = [("state", *(state_of(run.record).kind for run in runs))]
-        costs = [run.cost() for run in runs]
-        for label, name, form in _COSTS:
-            values = (form(c[name]) if c[name] is not None else _NONE for c in costs)
-            cost.append((label, *values))
-        yield Grid(("", *names), cost, title="Cost")
+        lowest = []
+        for run in runs:
+            best = run.record.history.best
+            lowest.append(
+                _NONE if best is None else "{:.4f} at step {:,}".format(*best)
+            )
+        return [*rows, ("lowest held-out loss while training", *lowest)]
+
+    def _cost_rows(self) -> list[tuple[str, ...]]:
+        states = [state_of(run.record).kind for run in self.runs.values()]
+        rows = [("state", *states)]
+        costs = [run.cost() for run in self.runs.values()]
+        for label, name, format_cost in _COSTS:
+            values = [cost[name] for cost in costs]
+            cells = [_NONE if value is None else format_cost(value) for value in values]
+            rows.append((label, *cells))
+        return rows
 
     def _conclude(self, other: str) -> str:
         """Compare a run with the first one by the primary measures."""
@@ -270,39 +304,21 @@ class Comparison:
         if not primary:
             return (
                 f"{other} and {first} cannot be compared, because they have no scores over the "
-                f"same held-out texts.{self._compare_losses(other)}"
+                f"same held-out texts.{self._compare_losses(first, other)}"
             )
 
-        for_other = [d for d in primary if d.other_is_better is True]
-        for_first = [d for d in primary if d.other_is_better is False]
-        undecided = [d for d in primary if d.other_is_better is None]
-        if for_other and for_first:
-            text = (
-                f"{other} is better than {first} by {_join(for_other)}, and worse by "
-                f"{_join(for_first, worse=True)}."
-            )
-        elif for_other or for_first:
-            better, worse = (other, first) if for_other else (first, other)
-            text = f"{better} is better than {worse}: {_join(for_other or for_first)}."
-            if undecided:
-                text += f" Not significant: {_join(undecided)}."
-        else:
-            text = (
-                f"{other} and {first} do not differ significantly: {_join(undecided)}."
-            )
-
+        text = _describe_better_run(first, other, primary)
         first_seconds = self.runs[first].record.history.progress.seconds
         other_seconds = self.runs[other].record.history.progress.seconds
         if first_seconds and other_seconds:
             ratio = other_seconds / first_seconds
             text += f" {other} took {ratio:.2f} times the training time of {first}."
-        if primary[0].measure not in _PRIMARY[:2]:
-            text += self._compare_losses(other)
+        if primary[0].measure not in _LOSSES:
+            text += self._compare_losses(first, other)
         return text
 
-    def _compare_losses(self, other: str) -> str:
+    def _compare_losses(self, first: str, other: str) -> str:
         """Compare the held-out losses of two runs on different texts."""
-        first = next(iter(self.runs))
         first_loss = self.runs[first].loss
         other_loss = self.runs[other].loss
         if first_loss is None or other_loss is None:
@@ -313,7 +329,29 @@ class Comparison:
         )
 
 
-def differences_of(
+def _describe_better_run(
+    first: str, other: str, primary: Sequence[ScoreDifference]
+) -> str:
+    """Conclude which run is better by the primary measures, or that none is."""
+    for_other = [d for d in primary if d.other_is_better is True]
+    for_first = [d for d in primary if d.other_is_better is False]
+    undecided = [d for d in primary if d.other_is_better is None]
+    if for_other and for_first:
+        return (
+            f"{other} is better than {first} by {_join(for_other)}, and worse by "
+            f"{_join(for_first, worse=True)}."
+        )
+    if not for_other and not for_first:
+        return f"{other} and {first} do not differ significantly: {_join(undecided)}."
+
+    better, worse = (other, first) if for_other else (first, other)
+    text = f"{better} is better than {worse}: {_join(for_other or for_first)}."
+    if undecided:
+        text += f" Not significant: {_join(undecided)}."
+    return text
+
+
+def compare_scores(
     first: ByText, other: ByText
 ) -> tuple[list[ScoreDifference], list[str]]:
     """Compare the measures that both runs have over the same texts.
@@ -325,28 +363,34 @@ def differences_of(
     texts = _match_texts(first.texts, other.texts, "prompts of generated texts", notes)
     differences: list[ScoreDifference] = []
     if examples is not None:
-        first_loss, other_loss = (table.measures.get("loss") for table in examples)
-        left_out = "bits_per_byte"  # it gives the same order as the loss
-        if (
-            first_loss is not None
-            and other_loss is not None
-            and (first_loss.values != other_loss.values)[:, 1].any()
-        ):
-            # Losses per token of different tokenizers cannot be compared, but bits per byte can.
-            left_out = "loss"
-            notes.append(
-                "The runs count tokens or weight examples differently, so bits per byte are "
-                "compared instead of the loss per token."
-            )
-        differences += _compare_measures(*examples, left_out)
+        redundant = _redundant_loss(*examples, notes)
+        differences += _compare_measures(*examples, left_out=redundant)
     if texts is not None:
-        differences += _compare_measures(*texts, "")
+        differences += _compare_measures(*texts)
     order = {name: position for position, name in enumerate(_PRIMARY)}
     return sorted(differences, key=lambda d: order.get(d.measure, len(order))), notes
 
 
+def _redundant_loss(first: TextTable, other: TextTable, notes: list[str]) -> str:
+    """Return the loss to leave out, with a note if it is the loss per token."""
+    first_loss = first.measures.get("loss")
+    other_loss = other.measures.get("loss")
+    if first_loss is None or other_loss is None:
+        return "bits_per_byte"
+    first_weights = first_loss.values[:, 1]
+    other_weights = other_loss.values[:, 1]
+    if (first_weights == other_weights).all():
+        return "bits_per_byte"  # it gives the same order as the loss
+    # Losses per token of different tokenizers cannot be compared, but bits per byte can.
+    notes.append(
+        "The runs count tokens or weight examples differently, so bits per byte are compared "
+        "instead of the loss per token."
+    )
+    return "loss"
+
+
 def _match_texts(
-    first: TextTable, other: TextTable, what: str, notes: list[str]
+    first: TextTable, other: TextTable, texts_name: str, notes: list[str]
 ) -> tuple[TextTable, TextTable] | None:
     """Put both tables in the same order. Return None, with a note, if the texts differ."""
     if not first.keys and not other.keys:
@@ -358,30 +402,32 @@ def _match_texts(
         keys = first.keys if is_unique else sorted(first_keys)
         return first.select(keys), other.select(keys)
     notes.append(
-        f"The runs were scored on different {what}: {len(first_keys):,} and {len(other_keys):,}, "
-        f"with {len(first_keys & other_keys):,} in common. Therefore these scores are not "
-        "compared. Score both runs with one configuration: `toque evaluate RUN my.yaml`."
+        f"The runs were scored on different {texts_name}: {len(first_keys):,} and "
+        f"{len(other_keys):,}, with {len(first_keys & other_keys):,} in common. Therefore these "
+        "scores are not compared. Score both runs with one configuration: "
+        "`toque evaluate RUN my.yaml`."
     )
     return None
 
 
 def _compare_measures(
-    first: TextTable, other: TextTable, left_out: str
+    first: TextTable, other: TextTable, left_out: str = ""
 ) -> Iterator[ScoreDifference]:
-    for name, ours in first.measures.items():
-        theirs = other.measures.get(name)
-        if (
-            theirs is None
-            or name == left_out
-            or ours.values.shape != theirs.values.shape
-        ):
+    for name, first_measure in first.measures.items():
+        other_measure = other.measures.get(name)
+        if other_measure is None or name == left_out:
             continue
-        interval = subtract_scores(theirs, ours)
+        if first_measure.values.shape != other_measure.values.shape:
+            continue
+        interval = subtract_scores(other_measure, first_measure)
         if interval is None:
             continue
-        both = (ours.applies & theirs.applies)[:, None]
+
+        # Both scores are over the texts to which the measure applies in both runs.
+        is_compared = (first_measure.applies & other_measure.applies)[:, None]
         first_score, other_score = (
-            float(m.score((m.values * both).sum(axis=0))) for m in (ours, theirs)
+            float(measure.score((measure.values * is_compared).sum(axis=0)))
+            for measure in (first_measure, other_measure)
         )
         yield ScoreDifference(name, first_score, other_score, interval)
 

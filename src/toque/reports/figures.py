@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from toque.reports.page import Figure
-from toque.reports.svg_charts import Frame, Series, lines
+from toque.reports.svg_charts import Frame, Series, draw_lines
 from toque.runs.history import METRIC_NAMES, SYSTEM, Points, RunHistory, metric_named
 
 STYLES: Final = ("one", "two", "three", "four", "five", "six")
@@ -14,7 +14,7 @@ STYLES: Final = ("one", "two", "three", "four", "five", "six")
 MAX_OVERLAID: Final = len(STYLES)
 _WIDE: Final = Frame(1000.0, 330.0)
 _MAX_DOTS: Final = 60
-"""Points of a curve up to which they are shown as dots."""
+"""Number of points from which on a curve has no dots."""
 _CURVES: Final = (
     "lr",
     "grad_norm",
@@ -23,8 +23,8 @@ _CURVES: Final = (
     "pad_fraction",
     "mfu",
 )
-_SHOWN_SEPARATELY: Final = ("held-out loss", "held-out perplexity")
-"""Curves that are shown in a separate plot."""
+_NOT_SCORES: Final = ("held-out loss", "held-out perplexity")
+"""Curves without a plot among the scores. The loss has its own plot, and perplexity repeats it."""
 _MACHINE: Final = (
     (
         "Processor",
@@ -53,19 +53,20 @@ _MACHINE: Final = (
         ),
     ),
 )
-"""Title, unit, and the label and field of each line."""
+"""Title, unit, and the label and field of each line of a plot."""
 _GPUS: Final = (
     ("GPU use", "per cent", "utilisation_percent"),
     ("GPU memory", "GB", "memory_used_bytes"),
     ("GPU power", "watts", "power_watts"),
     ("GPU temperature", "degrees Celsius", "temperature_celsius"),
 )
+"""Title, unit and field of each plot, which has a line per GPU."""
 
 Runs = Mapping[str, RunHistory]
 """Histories of runs by name."""
 
 
-def loss_of(history: RunHistory) -> Figure:
+def plot_loss(history: RunHistory) -> Figure:
     """Plot the training and held-out loss of a run, with a note about the held-out loss."""
     curves = history.curves
     held_out = curves.points_of("held-out loss")
@@ -76,97 +77,101 @@ def loss_of(history: RunHistory) -> Figure:
         Series("training, smoothed", *curves.points_of("loss smoothed")),
         Series("held out", *held_out, style="two", dots=len(held_out[0]) < _MAX_DOTS),
     ]
-    note = ""
-    if history.best is not None and history.n_evaluations > 1:
-        best, at = history.best
-        since = sum(
-            row.step > at and row.metrics.get("loss") is not None
-            for row in history.evaluations
-        )
-        note = f"Held-out loss was lowest at the last evaluation, step {at:,}."
-        if since:
-            later = (
-                "1 later evaluation was"
-                if since == 1
-                else f"{since} later evaluations were"
-            )
-            note = (
-                f"Held-out loss was lowest at step {at:,} ({best:.4f}). {later} higher."
-            )
-    return _wide("Training and held-out loss", series, note)
+    return _plot_wide("Training and held-out loss", series, _held_out_note(history))
 
 
-def figures_of(history: RunHistory) -> list[Figure]:
-    """Plot the curves of a run except the loss: updates, groups of layers and scores."""
-    figures = [*_of_updates({"": history})]
-    start, info = "group grad_norm ", metric_named("grad_norm")
-    groups = [name for name in history.curves if name.startswith(start)][-MAX_OVERLAID:]
-    if groups:
-        series = [
-            Series(
-                name.removeprefix(start), *history.curves.points_of(name), style=style
-            )
-            for name, style in zip(groups, STYLES, strict=False)
-        ]
-        figures.append(_figure(f"{_title(info.title)} by group", info.unit, series))
-    return [*figures, *_scores({"": history})]
-
-
-def losses_over(runs: Runs) -> Figure:
-    """Plot the smoothed training losses of at most `MAX_OVERLAID` runs."""
-    return _wide("Training loss, smoothed", _over(runs, "loss smoothed"))
-
-
-def figures_over(runs: Runs) -> list[Figure]:
-    """Plot the curves of several runs except the training loss."""
-    held_out = _figure(
-        "Held-out loss",
-        METRIC_NAMES["loss"].unit,
-        _over(runs, "held-out loss", dots=True),
+def _held_out_note(history: RunHistory) -> str:
+    """Describe when the held-out loss was lowest, if there are several evaluations."""
+    if history.best is None or history.n_evaluations < 2:
+        return ""
+    best, best_step = history.best
+    n_later = sum(
+        row.step > best_step and row.metrics.get("loss") is not None
+        for row in history.evaluations
     )
-    return [held_out, *_of_updates(runs), *_scores(runs)]
+    if not n_later:
+        return f"Held-out loss was lowest at the last evaluation, step {best_step:,}."
+    later = "1 later evaluation was"
+    if n_later > 1:
+        later = f"{n_later} later evaluations were"
+    return (
+        f"Held-out loss was lowest at step {best_step:,} ({best:.4f}). {later} higher."
+    )
 
 
-def machine_figures(history: RunHistory) -> list[Figure]:
+def plot_run(history: RunHistory) -> list[Figure]:
+    """Plot the curves of a run except the loss: updates, groups of layers and scores."""
+    runs = {"": history}
+    return [*_plot_updates(runs), *_plot_layer_groups(history), *_plot_scores(runs)]
+
+
+def _plot_layer_groups(history: RunHistory) -> list[Figure]:
+    prefix = "group grad_norm "
+    groups = [name for name in history.curves if name.startswith(prefix)]
+    groups = groups[-MAX_OVERLAID:]
+    if not groups:
+        return []
+    series = [
+        Series(name.removeprefix(prefix), *history.curves.points_of(name), style=style)
+        for name, style in zip(groups, STYLES, strict=False)
+    ]
+    info = metric_named("grad_norm")
+    return [_plot(f"{_capitalise(info.title)} by group", info.unit, series)]
+
+
+def plot_losses(runs: Runs) -> Figure:
+    """Plot the smoothed training losses of at most `MAX_OVERLAID` runs."""
+    return _plot_wide("Training loss, smoothed", _overlay(runs, "loss smoothed"))
+
+
+def plot_curves(runs: Runs) -> list[Figure]:
+    """Plot the curves of several runs except the training loss."""
+    series = _overlay(runs, "held-out loss", dots=True)
+    held_out = _plot("Held-out loss", METRIC_NAMES["loss"].unit, series)
+    return [held_out, *_plot_updates(runs), *_plot_scores(runs)]
+
+
+def plot_machine(history: RunHistory) -> list[Figure]:
     """Plot the use of the machine while the run trained."""
-    curves = history.curves
-    plots: list[tuple[str, str, list[tuple[str, str]]]] = [
-        (title, unit, [(label, SYSTEM + name) for label, name in parts])
+    plots = [
+        (title, unit, {label: SYSTEM + name for label, name in parts})
         for title, unit, parts in _MACHINE
     ]
+    gpu_prefix = f"{SYSTEM}gpu "
     for title, unit, name in _GPUS:
-        of_gpus = [
-            c
-            for c in curves
-            if c.startswith(f"{SYSTEM}gpu ") and c.endswith(f" {name}")
-        ]
-        plots.append((title, unit, [(f"GPU {c.split()[2]}", c) for c in of_gpus]))
+        gpus = {
+            f"GPU {curve.split()[2]}": curve
+            for curve in history.curves
+            if curve.startswith(gpu_prefix) and curve.endswith(f" {name}")
+        }
+        plots.append((title, unit, gpus))
+
     figures = []
-    for title, unit, named in plots:
+    for title, unit, curves in plots:
         series = [
-            Series(label, *curves.points_of(name), style=style)
-            for (label, name), style in zip(named, STYLES, strict=False)
-            if name in curves
+            Series(label, *history.curves.points_of(curve), style=style)
+            for (label, curve), style in zip(curves.items(), STYLES, strict=False)
+            if curve in history.curves
         ]
         if series:
-            figures.append(
-                _figure(title, unit, series, x_name="minutes", from_zero=True)
-            )
+            figures.append(_plot(title, unit, series, x_name="minutes", from_zero=True))
     return figures
 
 
-def _of_updates(runs: Runs) -> Iterable[Figure]:
+def _plot_updates(runs: Runs) -> Iterable[Figure]:
     for name in _CURVES:
-        info = METRIC_NAMES[name]
         # The utilisation is missing if the speed of the machine is unknown.
-        if any(
+        is_measured = any(
             name in run.curves and run.curves[name].values() for run in runs.values()
-        ):
-            series = _over(runs, name, label=_title(info.title))
-            yield _figure(_title(info.title), info.unit, series, from_zero=True)
+        )
+        if is_measured:
+            info = METRIC_NAMES[name]
+            title = _capitalise(info.title)
+            series = _overlay(runs, name, label=title)
+            yield _plot(title, info.unit, series, from_zero=True)
 
 
-def _scores(runs: Runs) -> Iterable[Figure]:
+def _plot_scores(runs: Runs) -> Iterable[Figure]:
     """Plot the held-out metrics, except the loss and metrics that never change."""
     names = {
         name
@@ -174,16 +179,16 @@ def _scores(runs: Runs) -> Iterable[Figure]:
         for name, curve in run.curves.items()
         if name.startswith("held-out ") and len(set(curve.values())) > 1
     }
-    for name in sorted(names.difference(_SHOWN_SEPARATELY)):
+    for name in sorted(names.difference(_NOT_SCORES)):
         info = metric_named(name.removeprefix("held-out "))
-        series = _over(runs, name, label=info.title, dots=True)
-        yield _figure(_title(info.title), info.unit, series)
+        series = _overlay(runs, name, label=info.title, dots=True)
+        yield _plot(_capitalise(info.title), info.unit, series)
 
 
-def _over(
+def _overlay(
     runs: Runs, name: str, *, label: str = "", dots: bool = False
 ) -> list[Series]:
-    """Make a curve per run. The curve of a single run has the label of the metric."""
+    """Make a curve per run. The curve of a single run has the metric's label."""
     series = []
     for (run, history), style in zip(runs.items(), STYLES, strict=False):
         points: Points = history.curves.points_of(name)
@@ -192,16 +197,17 @@ def _over(
     return series
 
 
-def _wide(title: str, series: Sequence[Series], note: str = "") -> Figure:
+def _plot_wide(title: str, series: Sequence[Series], note: str = "") -> Figure:
+    """Plot losses in two sizes, for wide and narrow screens."""
     unit = METRIC_NAMES["loss"].unit
     broad, narrow = (
-        lines(title, series, x_name="step", y_name=unit, frame=frame)
+        draw_lines(title, series, x_name="step", y_name=unit, frame=frame)
         for frame in (_WIDE, Frame())
     )
     return Figure(title, broad, note, narrow)
 
 
-def _figure(
+def _plot(
     title: str,
     unit: str,
     series: Sequence[Series],
@@ -209,10 +215,9 @@ def _figure(
     x_name: str = "step",
     from_zero: bool = False,
 ) -> Figure:
-    return Figure(
-        title, lines(title, series, x_name=x_name, y_name=unit, from_zero=from_zero)
-    )
+    svg = draw_lines(title, series, x_name=x_name, y_name=unit, from_zero=from_zero)
+    return Figure(title, svg)
 
 
-def _title(name: str) -> str:
-    return name[:1].upper() + name[1:]
+def _capitalise(text: str) -> str:
+    return text[:1].upper() + text[1:]

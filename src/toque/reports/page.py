@@ -1,6 +1,6 @@
 """Pages: text, tables and plots in one HTML file that works without network and scripts.
 
-`toque watch` sends single sections of the page of a run when they change.
+`toque watch` sends single sections of a run's page when they change.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from toque.version import __version__
 STYLE: Final = Path(__file__).parent / "templates" / "page.css"
 """Style sheet of all pages."""
 _MARK: Final = b"default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Text that identifies Toque's pages."""
-_NUMBER: Final = re.compile(r"[-+]?\d").match
+"""Content security policy in the head of every page. It identifies Toque's pages."""
+_starts_with_number: Final = re.compile(r"[-+]?\d").match
 _MAX_CELL: Final = 40
-"""Characters of a cell in a terminal."""
+"""Maximum characters of a cell in a terminal."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Figure:
 
     kind: ClassVar = "figure"
     title: str
-    drawn: str
+    svg: str
     """HTML from `toque.reports.svg_charts`, with escaped texts."""
     note: str = ""
     narrow: str = ""
-    """Variant for a narrow screen, with readable letters."""
+    """Variant of `svg` for a narrow screen, where the letters of the other are too small."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,15 @@ class Grid:
 
     @cached_property
     def numeric(self) -> frozenset[int]:
-        """Columns with numbers in most cells."""
+        """Indexes of the columns with numbers in most cells."""
+        columns = zip(*self.rows, strict=True)
         counts = [
-            sum(map(bool, map(_NUMBER, cells)))
-            for cells in zip(*self.rows, strict=True)
+            sum(_starts_with_number(cell) is not None for cell in cells)
+            for cells in columns
         ]
-        return frozenset(at for at, n in enumerate(counts) if 2 * n > len(self.rows))
+        return frozenset(
+            column for column, n in enumerate(counts) if 2 * n > len(self.rows)
+        )
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,14 @@ class Section:
     @property
     def shown(self) -> list[Part]:
         """Parts that are not empty."""
-        return [
-            p for p in self.parts if getattr(p, "rows", getattr(p, "figures", True))
-        ]
+        return [part for part in self.parts if not _is_empty(part)]
+
+
+def _is_empty(part: Part) -> bool:
+    """Check whether a part is a table without rows or a row of plots without plots."""
+    if isinstance(part, Grid | RunTable):
+        return not part.rows
+    return isinstance(part, Figures) and not part.figures
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,7 @@ class Page:
     head: PageHead
     sections: Sequence[Section]
     source: str = ""
-    """Files that the page was made from."""
+    """Files with the content."""
     made_by: str = field(default=f"Written by toque {__version__}", init=False)
 
     def html(self) -> str:
@@ -190,11 +198,7 @@ def write_page(target: Path, page: Page) -> int:
     html = page.html().encode("utf-8", "replace")  # JSON may have lone surrogates
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError), open_plain(target) as file:
-            if (head := file.read(1000)) and _MARK not in head:
-                raise OSError(
-                    errno.EEXIST, "the file exists and is not a page of Toque"
-                )
+        _refuse_other_file(target)
         atomic_write(target, html)
     except OSError as error:
         raise ConfigError(
@@ -204,46 +208,49 @@ def write_page(target: Path, page: Page) -> int:
     return len(html)
 
 
-def written(value: object) -> str:
+def _refuse_other_file(target: Path) -> None:
+    """Raise FileExistsError if a file exists that is neither empty nor a page of Toque."""
+    with suppress(FileNotFoundError), open_plain(target) as file:
+        head = file.read(1000)
+        if head and _MARK not in head:
+            raise FileExistsError(
+                errno.EEXIST, "the file exists and is not a page of Toque"
+            )
+
+
+def format_value(value: object) -> str:
     """Format a number or a text for a table.
 
-    >>> written(0.25), written(31000), written(1e-7), written("fp32"), written(True)
-    ('0.2500', '31,000', '1e-07', 'fp32', 'True')
+    >>> format_value(0.25), format_value(31000), format_value(1e-7)
+    ('0.2500', '31,000', '1e-07')
+    >>> format_value("fp32"), format_value(True)
+    ('fp32', 'True')
     """
     if isinstance(value, float):
-        return (
-            f"{value:,.4f}"
-            if 1e-3 <= abs(value) < 1e6 or value == 0
-            else f"{value:.4g}"
-        )
-    return (
-        f"{value:,}"
-        if isinstance(value, int) and not isinstance(value, bool)
-        else str(value)
-    )
+        is_readable = 1e-3 <= abs(value) < 1e6 or value == 0
+        return f"{value:,.4f}" if is_readable else f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
 
 
-def aligned(grid: Grid) -> Iterator[str]:
+def format_columns(grid: Grid) -> Iterator[str]:
     """Format a table for a terminal, with columns of fixed width. Long cells are cut."""
-
-    def shorten(cell: str) -> str:
-        printable = "".join(c if c.isprintable() else "?" for c in cell)
-        return (
-            printable
-            if len(printable) <= _MAX_CELL
-            else printable[: _MAX_CELL - 1] + "…"
-        )
-
-    rows = [list(map(shorten, row)) for row in (grid.heads, *grid.rows)]
-    widths = [
-        max(len(row[column]) for row in rows) for column in range(len(grid.heads))
-    ]
+    rows = [[_shorten(cell) for cell in row] for row in (grid.heads, *grid.rows)]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
         cells = [
             cell.rjust(width) if column in grid.numeric else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield ("  " + "  ".join(cells)).rstrip()
+
+
+def _shorten(cell: str) -> str:
+    printable = "".join(c if c.isprintable() else "?" for c in cell)
+    if len(printable) <= _MAX_CELL:
+        return printable
+    return printable[: _MAX_CELL - 1] + "…"
 
 
 @cache

@@ -1,9 +1,9 @@
 """Shares of a run's wall time by cause, computed from its events.
 
-The run's clock gives the seconds of each part. The seconds of computing are divided further: waits
-for cores and memory come from the kernel's counters, matmuls from their FLOPs and the machine's
-measured speed, and padding from its share of the tokens. The rest is "other
-computing". An unreadable value of `metrics.jsonl` counts as missing.
+The run's clock measures the seconds of each part. The seconds of computing are divided further:
+waits for cores and memory come from the kernel's counters, matmuls from their FLOPs and the
+machine's measured speed, and padding from its share of the tokens. The rest is "other computing".
+An unreadable value in `metrics.jsonl` counts as missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toque.runs.history import number
 Event = Mapping[str, Any]
 
 DATA: Final = "waiting for data"
-PRODUCTS: Final = "products"
+MATMULS: Final = "matmuls"
 PADDING: Final = "padding"
 COMPUTING: Final = "other computing"
 OPTIMIZER: Final = "optimizer"
@@ -52,13 +52,24 @@ _PARTS_OF_SHARE: Final[Mapping[str, Sequence[str]]] = {
 }
 """Shares that the run's clock measures directly."""
 _OUTSIDE_LOOP: Final = (STARTING, COMPILING, PROFILING, FINISHING, UPLOADS)
+"""Shares that are not part of the training loop."""
 _NOT_UPDATING: Final = (
-    *("starting", "evaluation", "texts", "saving", "profiling", "uploads", "finishing"),
+    "starting",
+    "evaluation",
+    "texts",
+    "saving",
+    "profiling",
+    "uploads",
+    "finishing",
 )
+"""Parts of the clock outside of updates."""
+_TIMED_EVENTS: Final = ("step", "end", "after")
+"""Events with the seconds of parts."""
 _MUCH_SLEEP: Final = 0.25
-"""Share of computing. A main thread that sleeps longer was stopped or waits."""
+"""Share of the computing time above which the main thread's sleep counts as standing still."""
 _MAX_LOST: Final = 0.95
-"""Largest share of computing that waits may take: several threads may wait in the same second."""
+"""Maximum share of the computing time for waits. Several threads may wait in the same second, so
+the sum of their waits may exceed it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class Facts:
     parts: Mapping[str, float]
     """Wall seconds by `phases.Part`, `finishing` and `uploads`."""
     late_compiling: float
-    """Share of compiling in the seconds of the last half of the updates."""
+    """Compiling as a share of the seconds of the second half of the updates."""
     n_updates: int
     tokens: float
     update_seconds: float
@@ -90,9 +101,9 @@ class Facts:
     n_saves: int
     skipped_saves: int
     host: Mapping[str, float]
-    """Sums over all samples of the machine, empty without samples.
+    """Sums over all samples of the machine. Empty without samples.
 
-    `waiting_beside_others` and `waiting_alone` are the seconds of threads that waited for a core,
+    `waiting_beside_others` and `waiting_alone` are the seconds that a thread waited for a core,
     with and without other programs on the cores. `others_cores` is a mean.
     """
     start: Event
@@ -100,9 +111,11 @@ class Facts:
     gpu_busy: float | None
     """Mean utilisation of the GPUs, from 0 to 1."""
     gpu_throttled: Mapping[str, float]
-    """Share of the samples of GPUs with a throttled clock, by reason."""
+    """Share of the GPU samples with a throttled clock, by reason."""
     losses: Sequence[float]
+    """Training loss of each step event."""
     held_out: Sequence[float]
+    """Held-out loss of each evaluation."""
     grad_norm: float | None
     """Gradient norm of the newest step event."""
     warnings: Sequence[str] = ()
@@ -117,9 +130,8 @@ class Facts:
     @cached_property
     def shares(self) -> tuple[Share, ...]:
         """Shares of the wall time, the largest first. Their sum is 1."""
-        seconds = {
-            name: value for name, value in _divide_time(self).items() if value > 0.0
-        }
+        divided = _divide_time(self)
+        seconds = {name: value for name, value in divided.items() if value > 0.0}
         wall = sum(seconds.values())
         shares = [Share(name, value, value / wall) for name, value in seconds.items()]
         return tuple(sorted(shares, key=lambda share: -share.seconds))
@@ -130,25 +142,25 @@ class Facts:
 
     def share(self, *names: str) -> float:
         """Sum these shares of the training loop, without one-time work before and after it."""
-        return self.wall_share(*names) / max(
-            1e-9, 1.0 - self.wall_share(*_OUTSIDE_LOOP)
-        )
+        loop = max(1e-9, 1.0 - self.wall_share(*_OUTSIDE_LOOP))
+        return self.wall_share(*names) / loop
 
     @property
     def computing(self) -> float:
         """Share of the forward and backward passes in the training loop."""
-        return self.share(COMPUTING, PRODUCTS, PADDING)
+        return self.share(COMPUTING, MATMULS, PADDING)
 
     @property
     def device(self) -> str:
         """Kind of the device: cpu or cuda."""
-        name = str(mapping(self.start.get("hardware")).get("device", ""))
+        name = str(dict_or_empty(self.start.get("hardware")).get("device", ""))
         return "cuda" if "NVIDIA" in name or "Tesla" in name else "cpu"
 
     @property
     def computes_padding(self) -> bool:
-        """True if attention is masked. Otherwise padding is left out."""
-        return mapping(self.start.get("arithmetic")).get("attention_kind") == "masked"
+        """True if attention is masked, so that padding is computed and not skipped."""
+        arithmetic = dict_or_empty(self.start.get("arithmetic"))
+        return arithmetic.get("attention_kind") == "masked"
 
     def part(self, *names: str) -> float:
         """Sum the seconds of some parts."""
@@ -156,74 +168,68 @@ class Facts:
 
     def setting(self, name: str) -> Any:
         """Return a setting of the section `train`, or None if it is missing."""
-        return mapping(self.start.get("train")).get(name)
+        return dict_or_empty(self.start.get("train")).get(name)
 
     def start_number(self, *path: str) -> float | None:
-        """Return a number of the start event by its path, or None if it is missing."""
-        value: Any = self.start
-        for name in path:
-            value = mapping(value).get(name)
-        return number(value)
+        """Return a number in the start event by its nested keys, or None if it is missing."""
+        return nested_number(self.start, *path)
 
 
-def mapping(value: object) -> Mapping[str, Any]:
-    """Return the value if it is a dict. Otherwise an empty dict."""
+def dict_or_empty(value: object) -> Mapping[str, Any]:
+    """Return the value if it is a dict, otherwise an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
-def facts_of(events: Sequence[Event]) -> Facts | None:
+def nested_number(value: object, *path: str) -> float | None:
+    """Return the number at nested keys of a dict, or None if it is missing."""
+    for name in path:
+        value = dict_or_empty(value).get(name)
+    return number(value)
+
+
+def collect_facts(events: Sequence[Event]) -> Facts | None:
     """Collect the facts of a run. Return None before the first update.
 
-    Events of undone updates are already removed.
+    Args:
+        events: The run's events without those of undone updates.
     """
     by_kind = defaultdict[str, list[Event]](list)
     for event in events:
         by_kind[str(event.get("event"))].append(event)
     steps = by_kind["step"]
-    parts = _sum_parts(
-        event for event in events if event.get("event") in ("step", "end", "after")
-    )
+    starts = by_kind["start"]
+    timed = [event for event in events if event.get("event") in _TIMED_EVENTS]
+    parts = _sum_parts(timed)
     if not steps or sum(parts.values()) <= 0.0:
         return None
 
-    first_step = min((event["step"] for event in by_kind["start"]), default=0)
+    first_step = min((event["step"] for event in starts), default=0)
     sessions = [event for event in events if event.get("event") in ("start", "end")]
     has_ended = bool(sessions) and sessions[-1].get("event") == "end"
-    late_parts = _sum_parts(steps[len(steps) // 2 :]) if len(steps) > 1 else {}
-    late_seconds = sum(late_parts.values())
-    utilisations = [
-        (number(step.get("mfu")), _positive(step, "seconds")) for step in steps
-    ]
-    held_out = [
-        number(mapping(e.get("metrics")).get("loss")) for e in by_kind["evaluation"]
-    ]
+    saves = [dict_or_empty(event.get("saves")) for event in by_kind["end"]]
+    hosts = [dict_or_empty(event.get("host")) for event in by_kind["system"]]
     gpus: list[Event] = [gpu for e in by_kind["system"] for gpu in e.get("gpus", ())]
-    gpu_percents = [number(gpu.get("utilisation_percent")) for gpu in gpus]
     throttled = Counter(reason for gpu in gpus for reason in gpu.get("throttled", ()))
+    held_out = [
+        nested_number(event, "metrics", "loss") for event in by_kind["evaluation"]
+    ]
+    losses = [number(step.get("loss")) for step in steps]
     return Facts(
         parts=parts,
-        late_compiling=late_parts.get("compiling", 0.0) / max(1e-9, late_seconds),
+        late_compiling=_late_compiling(steps),
         n_updates=max(1, steps[-1]["step"] - first_step),
-        tokens=_sum(steps, "tokens"),
-        update_seconds=_sum(steps, "seconds"),
+        tokens=_sum_field(steps, "tokens"),
+        update_seconds=_sum_field(steps, "seconds"),
         pad_fraction=_pad_fraction(steps),
-        utilisation=_mean(
-            (m, s) for m, s in utilisations if m is not None and 0.0 <= m <= 1.0
-        ),
+        utilisation=_mean_utilisation(steps),
         n_evaluations=len(by_kind["evaluation"]),
         n_saves=len(by_kind["save"]),
-        skipped_saves=int(
-            _sum([mapping(e.get("saves")) for e in by_kind["end"]], "skipped")
-        ),
-        host=_sum_samples([mapping(e.get("host")) for e in by_kind["system"]]),
-        start=by_kind["start"][-1] if by_kind["start"] else {},
-        gpu_busy=_mean(
-            (percent / 100, 1.0) for percent in gpu_percents if percent is not None
-        ),
+        skipped_saves=int(_sum_field(saves, "skipped")),
+        host=_sum_samples(hosts),
+        start=starts[-1] if starts else {},
+        gpu_busy=_mean_gpu_busy(gpus),
         gpu_throttled={reason: n / len(gpus) for reason, n in throttled.items()},
-        losses=[
-            loss for step in steps if (loss := number(step.get("loss"))) is not None
-        ],
+        losses=[loss for loss in losses if loss is not None],
         held_out=[loss for loss in held_out if loss is not None],
         grad_norm=number(steps[-1].get("grad_norm")),
         warnings=[str(event.get("message")) for event in by_kind["warning"]],
@@ -235,62 +241,83 @@ def _sum_parts(events: Iterable[Event]) -> dict[str, float]:
     """Sum the seconds of each part over some events."""
     parts: dict[str, float] = {}
     for event in events:
-        for name, value in mapping(event.get("parts")).items():
+        for name, value in dict_or_empty(event.get("parts")).items():
             seconds = number(value)
             if isinstance(name, str) and seconds is not None and seconds >= 0.0:
                 parts[name] = parts.get(name, 0.0) + seconds
     return parts
 
 
+def _late_compiling(steps: Sequence[Event]) -> float:
+    """Return compiling as a share of the seconds of the second half of the updates."""
+    if len(steps) < 2:
+        return 0.0
+    parts = _sum_parts(steps[len(steps) // 2 :])
+    return parts.get("compiling", 0.0) / max(1e-9, sum(parts.values()))
+
+
 def _pad_fraction(steps: Sequence[Event]) -> float:
-    """Compute the share of padding in all computed tokens."""
+    """Compute padding as a share of all computed tokens."""
     tokens = computed = 0.0
     for step in steps:
         pad = number(step.get("pad_fraction"))
         if pad is not None and 0.0 <= pad < 1.0:
-            n = number(step.get("tokens")) or 0.0
-            tokens += n
-            computed += n / (1.0 - pad)
+            step_tokens = number(step.get("tokens")) or 0.0
+            tokens += step_tokens
+            computed += step_tokens / (1.0 - pad)
     return 1.0 - tokens / computed if computed else 0.0
 
 
-def _positive(event: Event, name: str) -> float:
+def _mean_utilisation(steps: Sequence[Event]) -> float | None:
+    """Return the mean utilisation, weighted by time, or None if it was not measured."""
+    measured = seconds = 0.0
+    for step in steps:
+        mfu = number(step.get("mfu"))
+        if mfu is not None and 0.0 <= mfu <= 1.0:
+            step_seconds = _non_negative(step, "seconds")
+            measured += mfu * step_seconds
+            seconds += step_seconds
+    return measured / seconds if seconds > 0.0 else None
+
+
+def _mean_gpu_busy(gpus: Sequence[Event]) -> float | None:
+    percents = [number(gpu.get("utilisation_percent")) for gpu in gpus]
+    shares = [percent / 100 for percent in percents if percent is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+def _non_negative(event: Event, name: str) -> float:
     return max(0.0, number(event.get(name)) or 0.0)
 
 
-def _sum(events: Iterable[Event], name: str) -> float:
-    return sum(_positive(event, name) for event in events)
-
-
-def _mean(pairs: Iterable[tuple[float, float]]) -> float | None:
-    """Compute the mean of values with weights, or None without weights."""
-    weighted = list(pairs)
-    total = sum(weight for _, weight in weighted)
-    return (
-        sum(value * weight for value, weight in weighted) / total
-        if total > 0.0
-        else None
-    )
+def _sum_field(events: Iterable[Event], name: str) -> float:
+    return sum(_non_negative(event, name) for event in events)
 
 
 def _sum_samples(samples: Sequence[Event]) -> dict[str, float]:
-    seconds = _sum(samples, "seconds")
+    """Sum the samples of the machine for `Facts.host`."""
+    seconds = _sum_field(samples, "seconds")
     if seconds <= 0.0:
         return {}
-    with_others = [s for s in samples if _positive(s, "others_cores") > WORTH_WHILE]
-    waiting_beside_others = _sum(with_others, "waiting_for_core_seconds")
-    others_seconds = sum(
-        _positive(s, "others_cores") * _positive(s, "seconds") for s in samples
+    beside_others = [
+        sample
+        for sample in samples
+        if _non_negative(sample, "others_cores") > WORTH_WHILE
+    ]
+    waiting = _sum_field(samples, "waiting_for_core_seconds")
+    waiting_beside_others = _sum_field(beside_others, "waiting_for_core_seconds")
+    others_core_seconds = sum(
+        _non_negative(sample, "others_cores") * _non_negative(sample, "seconds")
+        for sample in samples
     )
     return {
         "seconds": seconds,
-        "memory_stall_seconds": _sum(samples, "memory_stall_seconds"),
-        "throttled_seconds": _sum(samples, "throttled_seconds"),
-        "asleep_seconds": _sum(samples, "asleep_seconds"),
+        "memory_stall_seconds": _sum_field(samples, "memory_stall_seconds"),
+        "throttled_seconds": _sum_field(samples, "throttled_seconds"),
+        "asleep_seconds": _sum_field(samples, "asleep_seconds"),
         "waiting_beside_others": waiting_beside_others,
-        "waiting_alone": _sum(samples, "waiting_for_core_seconds")
-        - waiting_beside_others,
-        "others_cores": others_seconds / seconds,
+        "waiting_alone": waiting - waiting_beside_others,
+        "others_cores": others_core_seconds / seconds,
     }
 
 
@@ -304,11 +331,14 @@ def _divide_time(facts: Facts) -> dict[str, float]:
         computing += optimizer + host
         optimizer = host = 0.0
 
-    lost = _lost_seconds(facts, busy=computing + optimizer)
-    remaining = 1.0 - sum(lost.values()) / max(computing + optimizer, 1e-9)
+    # Lost seconds are taken from computing and the optimizer in proportion.
+    busy = computing + optimizer
+    lost = _lost_seconds(facts, busy=busy)
+    remaining = 1.0 - sum(lost.values()) / max(busy, 1e-9)
     computing *= remaining
+
     padding = computing * facts.pad_fraction if facts.computes_padding else 0.0
-    products = min(_product_seconds(facts), computing - padding)
+    matmuls = min(_matmul_seconds(facts), computing - padding)
     measured = {name: facts.part(*parts) for name, parts in _PARTS_OF_SHARE.items()}
     return {
         **measured,
@@ -316,27 +346,27 @@ def _divide_time(facts: Facts) -> dict[str, float]:
         HOST: host,
         OPTIMIZER: optimizer * remaining,
         PADDING: padding,
-        PRODUCTS: products,
-        COMPUTING: max(0.0, computing - padding - products),
+        MATMULS: matmuls,
+        COMPUTING: max(0.0, computing - padding - matmuls),
     }
 
 
-def _product_seconds(facts: Facts) -> float:
+def _matmul_seconds(facts: Facts) -> float:
     """Estimate the seconds of matmuls with weights, from the machine's utilisation."""
     if facts.utilisation is None:
         return 0.0
-    products = facts.start_number("arithmetic", "products")
+    matmuls = facts.start_number("arithmetic", "products")
     attention = facts.start_number("arithmetic", "attention")
     share = 1.0
-    if products is not None and attention is not None and products > 0.0 <= attention:
-        share = products / (products + attention)
-    # The utilisation excludes updates that were slowed by a profiler, so do these seconds.
+    if matmuls is not None and attention is not None and matmuls > 0.0 <= attention:
+        share = matmuls / (matmuls + attention)
+    # Neither the utilisation nor these seconds include updates that a profiler slowed.
     seconds = min(facts.update_seconds, facts.wall - facts.part(*_NOT_UPDATING))
     return facts.utilisation * seconds * share
 
 
 def _lost_seconds(facts: Facts, *, busy: float) -> dict[str, float]:
-    """Estimate the seconds in which threads could not compute. Their sum is at most `busy`."""
+    """Estimate the seconds in which threads could not compute. Their sum is below `busy`."""
     host = facts.host
     if not host:
         return {}
@@ -346,6 +376,7 @@ def _lost_seconds(facts: Facts, *, busy: float) -> dict[str, float]:
         PAGING: host["memory_stall_seconds"],
         THROTTLED: host["throttled_seconds"],
     }
+    # The samples may not cover the entire run.
     scale = (facts.wall - facts.part("uploads", "finishing")) / host["seconds"]
     if facts.device == "cpu":
         # The main thread sleeps while it waits for batches, saves, the compiler and other threads.
@@ -353,6 +384,7 @@ def _lost_seconds(facts: Facts, *, busy: float) -> dict[str, float]:
         expected = facts.part("data_wait", "saving", "starting", "compiling")
         asleep = host["asleep_seconds"] - expected / max(scale, 1e-9)
         lost[STILL] = asleep if asleep * scale > _MUCH_SLEEP * busy else 0.0
+
     total = scale * sum(lost.values())
     if total > 0.0:
         scale *= min(1.0, _MAX_LOST * busy / total)

@@ -8,84 +8,81 @@ from typing import Any, Final
 import msgspec
 
 from toque.evaluation.classification import class_rows
-from toque.reports.page import Grid, written
-from toque.reports.run_shares import mapping
+from toque.reports.page import Grid, format_value
+from toque.reports.run_shares import dict_or_empty
 
+Record = Mapping[str, Any]
 _NONE: Final = "-"
 _MAX_COLUMNS: Final = 6
-"""Classes of a confusion table with columns. More classes have only rows."""
+"""Maximum number of classes in a confusion matrix. More classes have a row each, but no column."""
 
 
-def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
-    """Make the tables of all texts, of memorisation and tasks, and of each slicing.
+def make_score_grids(evaluation: Record) -> list[Grid]:
+    """Build the tables of all texts, of memorisation and tasks, and of each slicing.
 
     The file may be untrusted.
     """
-    intervals = mapping(evaluation.get("intervals"))
-    n_texts = mapping(evaluation.get("applies_to"))
-
-    rows = [
-        (_title(f"held-out {name}"), _first(value), _NONE, _NONE)
-        for name, value in mapping(evaluation.get("heldout")).items()
-    ]
-    rows += [
-        (
-            _title(n),
-            _first(v),
-            _interval(intervals.get(n)),
-            written(n_texts.get(n, _NONE)),
-        )
-        for n, v in mapping(evaluation.get("generated")).items()
-    ]
-
-    step = evaluation.get("step")
-    title = "Final evaluation"
-    if step is not None:
-        title += f", step {written(step)}"
-
-    method = mapping(evaluation.get("method"))
-    note = "; ".join(f"{name}: {value}" for name, value in method.items())
-
-    tasks: dict[str, Mapping[str, Any]] = {
+    tasks: dict[str, Record] = {
         name: scores
-        for name, scores in mapping(evaluation.get("tasks")).items()
+        for name, scores in dict_or_empty(evaluation.get("tasks")).items()
         if isinstance(scores, Mapping)
     }
-
-    grids = [
-        Grid(("measure", "value", "interval", "over"), rows, note, title),
-        _memorisation(mapping(evaluation.get("memorisation"))),
-        _tasks(tasks),
-        *_confusions(tasks),
-    ]
-
-    for slicing, parts in mapping(evaluation.get("slices")).items():
-        if isinstance(parts, Mapping) and parts:
-            # A row per metric and a column per label. The intervals are only in the file.
-            columns = {
-                label: part
-                for label, part in parts.items()
-                if isinstance(part, Mapping)
-            }
-            cells = [
-                (_title(name), *(_first(part.get(name)) for part in columns.values()))
-                for name in dict.fromkeys(
-                    name for part in columns.values() for name in part
-                )
-            ]
-            grids.append(
-                Grid(("measure", *columns), cells, title=f"By {_title(slicing)}")
-            )
-
     failed = [
-        (name, written(error))
-        for name, error in mapping(evaluation.get("failed")).items()
+        (name, format_value(error))
+        for name, error in dict_or_empty(evaluation.get("failed")).items()
     ]
-    grids.append(Grid(("metric", "why"), failed, title="Metrics that failed"))
+    grids = [
+        _make_main_grid(evaluation),
+        _make_memorisation_grid(dict_or_empty(evaluation.get("memorisation"))),
+        _make_task_grid(tasks),
+        *_make_confusion_grids(tasks),
+        *_make_slice_grids(dict_or_empty(evaluation.get("slices"))),
+        Grid(("metric", "why"), failed, title="Metrics that failed"),
+    ]
     return [grid for grid in grids if grid.rows]
 
 
-_RUNS: Final = {
+def _make_main_grid(evaluation: Record) -> Grid:
+    intervals = dict_or_empty(evaluation.get("intervals"))
+    n_texts = dict_or_empty(evaluation.get("applies_to"))
+    rows = [
+        (_title(f"held-out {name}"), _format_first(value), _NONE, _NONE)
+        for name, value in dict_or_empty(evaluation.get("heldout")).items()
+    ]
+    for name, value in dict_or_empty(evaluation.get("generated")).items():
+        interval = _format_interval(intervals.get(name))
+        count = format_value(n_texts.get(name, _NONE))
+        rows.append((_title(name), _format_first(value), interval, count))
+
+    title = "Final evaluation"
+    step = evaluation.get("step")
+    if step is not None:
+        title += f", step {format_value(step)}"
+    method = dict_or_empty(evaluation.get("method"))
+    note = "; ".join(f"{name}: {value}" for name, value in method.items())
+    return Grid(("measure", "value", "interval", "over"), rows, note, title)
+
+
+def _make_slice_grids(slicings: Record) -> Iterator[Grid]:
+    """Make a table per slicing, with a row per metric and a column per label.
+
+    The intervals are only in the file.
+    """
+    for slicing, parts in slicings.items():
+        if not isinstance(parts, Mapping):
+            continue
+        columns = {
+            label: part for label, part in parts.items() if isinstance(part, Mapping)
+        }
+        names = dict.fromkeys(name for part in columns.values() for name in part)
+        rows = []
+        for name in names:
+            values = [part.get(name) for part in columns.values()]
+            rows.append((_title(name), *map(_format_first, values)))
+        yield Grid(("measure", *columns), rows, title=f"By {_title(slicing)}")
+
+
+_SHARED_RUNS: Final = {
     "n": "texts",
     "median": "median run, tokens",
     "p95": "95th percentile, tokens",
@@ -94,17 +91,18 @@ _RUNS: Final = {
     "largest_share": "largest share of a text",
     "long_share": "share of texts with a long run",
 }
+"""Titles of the statistics of memorisation. A run is a sequence of consecutive tokens."""
 
 
-def _memorisation(record: Mapping[str, Any]) -> Grid:
-    sides = [mapping(record.get(side)) for side in ("texts", "references")]
+def _make_memorisation_grid(record: Record) -> Grid:
+    sides = [dict_or_empty(record.get(side)) for side in ("texts", "references")]
     rows = [
-        (title, *(_first(side.get(name)) for side in sides))
-        for name, title in _RUNS.items()
+        (title, *(_format_first(side.get(name)) for side in sides))
+        for name, title in _SHARED_RUNS.items()
         if any(name in side for side in sides)
     ]
     examples, n_read, shortest, long = (
-        _first(record.get(name))
+        _format_first(record.get(name))
         for name in ("examples", "examples_read", "shortest_run", "long_run")
     )
     note = (
@@ -112,28 +110,25 @@ def _memorisation(record: Mapping[str, Any]) -> Grid:
         f"without tokens from its prompt. {n_read} of {examples} training examples were read, for "
         f"runs of {shortest} tokens or more. A long run has {long} tokens or more."
     )
-    return Grid(
-        ("shared with training", "written", "held out"), rows, note, "Memorisation"
-    )
+    heads = ("shared with training", "generated", "held out")
+    return Grid(heads, rows, note, "Memorisation")
 
 
-def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Grid:
-    names = ("examples", "loss", "accuracy", "majority", "macro_f1", "ece")
-    heads = (
-        "task",
-        "examples",
-        "loss",
-        "accuracy",
-        "most frequent class",
-        "macro-F1",
-        "ECE",
-    )
+def _make_task_grid(tasks: Mapping[str, Record]) -> Grid:
+    heads_by_name = {
+        "examples": "examples",
+        "loss": "loss",
+        "accuracy": "accuracy",
+        "majority": "most frequent class",
+        "macro_f1": "macro-F1",
+        "ece": "ECE",
+    }
     rows = [
-        (_title(task), *(_first(scores.get(name)) for name in names))
+        (_title(task), *(_format_first(scores.get(name)) for name in heads_by_name))
         for task, scores in tasks.items()
     ]
-    note = "The baseline is the accuracy of the most frequent class."
-    return Grid(heads, rows, note, "Tasks")
+    note = "Most frequent class: the accuracy of always answering this class, as a baseline."
+    return Grid(("task", *heads_by_name.values()), rows, note, "Tasks")
 
 
 class _Answers(msgspec.Struct):
@@ -141,43 +136,45 @@ class _Answers(msgspec.Struct):
     confusion: list[list[int]]
 
 
-def _confusions(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
-    """Make a confusion table per class task, or a row per class if there are many classes."""
+def _make_confusion_grids(tasks: Mapping[str, Record]) -> Iterator[Grid]:
+    """Make a confusion matrix per class task, or a row per class if there are many classes."""
     for task, scores in tasks.items():
         try:
             answers = msgspec.convert(scores, _Answers)
-        except msgspec.ValidationError:  # a task without classes, or an untrusted file
-            continue
-        names, confusion = answers.classes, answers.confusion
-        if len(confusion) != len(names) or any(
-            len(row) != len(names) for row in confusion
-        ):
-            continue
+        except msgspec.ValidationError:
+            continue  # a task without classes, or an untrusted file
+        classes, confusion = answers.classes, answers.confusion
+        n = len(classes)
+        is_square = len(confusion) == n and all(len(row) == n for row in confusion)
+        if not is_square:
+            continue  # an untrusted file
+
         heads: Sequence[str]
         rows: Sequence[Sequence[str]]
-        if len(names) <= _MAX_COLUMNS:
-            heads = ("true class", *(f"answered {name}" for name in names))
+        if n <= _MAX_COLUMNS:
+            heads = ("true class", *(f"answered {name}" for name in classes))
             rows = [
-                (name, *map(written, row))
-                for name, row in zip(names, confusion, strict=True)
+                (name, *map(format_value, row))
+                for name, row in zip(classes, confusion, strict=True)
             ]
         else:
-            heads, rows = class_rows(names, confusion)
+            heads, rows = class_rows(classes, confusion)
         yield Grid(heads, rows, title=f"Answers to {_title(task)}")
 
 
-def _first(value: object) -> str:
+def _format_first(value: object) -> str:
+    """Format a number, or the first of a list of numbers."""
     if isinstance(value, list):
-        return written(value[0]) if value else _NONE
-    return _NONE if value is None else written(value)
+        return format_value(value[0]) if value else _NONE
+    return _NONE if value is None else format_value(value)
 
 
-def _interval(value: object) -> str:
+def _format_interval(value: object) -> str:
     if not isinstance(value, list) or len(value) != 2:
         return _NONE
-    return f"{written(value[0])} to {written(value[1])}"
+    return f"{format_value(value[0])} to {format_value(value[1])}"
 
 
 def _title(name: str) -> str:
-    """Replace underscores by blanks, so that a narrow screen can break the name."""
+    """Replace underscores by blanks, so that a narrow screen can wrap the name."""
     return name.replace("_", " ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +32,10 @@ from toque.reports.page import (
     Section,
     Sentence,
 )
-from toque.reports.svg_charts import bars, histogram
+from toque.reports.svg_charts import draw_bars, draw_histogram
 
 MAX_FILES: Final = 30
-"""Source files in the table. More files are summed by source and schema."""
+"""Maximum number of source files in the table. More files are summed by source and schema."""
 _NAMES: Final = {
     "quality": ("Quality", "score from 0 to 1"),
     "difficulty": ("Difficulty", ""),
@@ -47,7 +48,7 @@ _NAMES: Final = {
     "n_steps": ("Steps", "steps of a recipe"),
     "cuisine": ("Cuisine", ""),
 }
-"""Caption of the plot and name of the axis, by column."""
+"""Caption of the plot, and the unit of the axis or "" for labels, by column."""
 _LABELS: Final[Mapping[str, Sequence[str]]] = {
     "difficulty": DIFFICULTIES,
     "nutrition": NUTRITION_CLASSES,
@@ -56,23 +57,28 @@ _LABELS: Final[Mapping[str, Sequence[str]]] = {
 _RANKED: Final = frozenset({"cuisine"})
 """Columns of labels without an order. The most frequent label comes first."""
 _MAX_CLASSES: Final = 8
-"""Classes in a line for the terminal. More classes are summed."""
+"""Maximum number of classes in a line for the terminal. The rest is summed."""
+_MAX_HEADING: Final = 110
+"""Maximum characters of the heading of a folded example."""
+_NOTABLE_CUT: Final = 0.02
+"""Share of target tokens that were cut, above which the page warns."""
+_NOTABLE_LOSS: Final = 0.1
+"""Share of records that were dropped, above which the page warns."""
 _ORIGINS: Final = {
     "difficulty": ("by rule", "as the source says"),
     "nutrition": (
         "estimated from ingredients",
-        "from given figures",
+        "from the source's numbers",
         "as the source says",
     ),
 }
-"""Names of the numbers in the column `X_from` (`cooking.examples`)."""
+"""Meaning of each code in the column `X_from` (`cooking.examples`)."""
 _UNKNOWN: Final = "255"
 """Value of a missing label (`cooking.examples`)."""
 
 
-def store_page(folder: Path, report: Report) -> Page:
-    """Make the page of a store."""
-    counted = f"{report.describe_counts()} Every record is counted."
+def build_store_page(folder: Path, report: Report) -> Page:
+    """Build the page of a store."""
     facts = [
         ("examples", f"{report.examples:,}"),
         ("to train on", f"{report.train:,}"),
@@ -82,57 +88,57 @@ def store_page(folder: Path, report: Report) -> Page:
         ("tokenizer", report.tokenizer),
         ("prepared in", f"{report.seconds:,.1f} s"),
     ]
-
+    counted = f"{report.describe_counts()} Every record is counted."
     head = PageHead("Data report", folder.resolve().name, counted, facts)
-    used = [_folded(excerpt) for excerpt in report.kept_examples]
-    dropped = [_folded(excerpt) for excerpt in report.dropped_examples]
 
+    used = [_fold_excerpt(excerpt) for excerpt in report.kept_examples]
+    dropped = [_fold_excerpt(excerpt) for excerpt in report.dropped_examples]
+    repaired = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
+    left_out = list(report.left_out.items())
     lengths = [
-        _histogram("Prompt lengths", report.prompt_histogram, "tokens"),
-        _histogram("Target lengths", report.target_histogram, "tokens"),
+        _plot_histogram("Prompt lengths", report.prompt_histogram, "tokens"),
+        _plot_histogram("Target lengths", report.target_histogram, "tokens"),
     ]
     columns = [
-        _column(column)
+        _plot_column(column)
         for column in report.columns
-        if column.known and (_is_counted(column) or column.name not in _LABELS)
+        if column.known and (_has_classes(column) or column.name not in _LABELS)
     ]
-
-    left_out = list(report.left_out.items())
-    repaired = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
-
+    losses = [
+        Sentence(text) for text in (*report.describe_losses(), report.describe_split())
+    ]
     sections = (
-        Section("warnings", "", [Sentence(text, "warn") for text in _warnings(report)]),
+        Section(
+            "warnings", "", [Sentence(text, "warn") for text in _list_warnings(report)]
+        ),
         Section("kept", f"{len(used)} kept, as the model reads them", used),
         Section("lost", f"{len(dropped)} dropped, as they were", dropped),
-        Section("sources", "Sources", [_sources(report)]),
-        Section("dropped", "Dropped", [_dropped(report)]),
+        Section("sources", "Sources", [_make_source_grid(report)]),
+        Section("dropped", "Dropped", [_make_dropped_grid(report)]),
         Section("notes", "Repaired or noted", [Grid(("what", "times"), repaired)]),
         Section("left_out", "Files left out", [Grid(("file", "because"), left_out)]),
-        Section("lengths", "Lengths", [_lengths(report), Figures(lengths)]),
+        Section("lengths", "Lengths", [_make_length_grid(report), Figures(lengths)]),
         Section(
-            "columns", "What the examples are like", [Figures(columns), _labels(report)]
+            "columns",
+            "What the examples are like",
+            [Figures(columns), _make_column_grid(report)],
         ),
-        Section(
-            "cut",
-            "Cut and split",
-            [*map(Sentence, (*report.describe_losses(), report.describe_split()))],
-        ),
+        Section("cut", "Cut and split", losses),
     )
-
     return Page(head, sections, f"{folder}/report.json")
 
 
-def _warnings(report: Report) -> list[str]:
+def _list_warnings(report: Report) -> list[str]:
     warnings = []
     n_cut = report.cut.get("target_tokens", 0)
-    cut_share = n_cut / (report.target_tokens + n_cut) if n_cut else 0.0
-    if cut_share > 0.02:
+    cut_share = n_cut / max(1, report.target_tokens + n_cut)
+    if cut_share > _NOTABLE_CUT:
         warnings.append(
-            f"{cut_share:.1%} of all target tokens were cut off by data.max_target_tokens. Raise "
-            "it, or leave long examples out with data.on_overlong=drop."
+            f"data.max_target_tokens cut off {cut_share:.1%} of all target tokens. Raise it, or "
+            "leave long examples out with data.on_overlong=drop."
         )
     dropped_share = report.lost / max(1, report.kept + report.lost)
-    if dropped_share > 0.1:
+    if dropped_share > _NOTABLE_LOSS:
         warnings.append(
             f"{dropped_share:.0%} of the records were dropped. The reasons and examples are below."
         )
@@ -147,157 +153,182 @@ def _warnings(report: Report) -> list[str]:
     return warnings
 
 
-def _sources(report: Report) -> Grid:
+def _make_source_grid(report: Report) -> Grid:
     heads = ("source", "schema", "read", "used by its reader", "share")
-    ordered = sorted(report.sources, key=lambda s: (s.source, s.schema))
-    if len(ordered) <= MAX_FILES:
-        rows = [_source_row(s.path, s.schema, [s]) for s in report.sources]
-        note = ""
+    notes = []
+    if len(report.sources) <= MAX_FILES:
+        rows = [
+            _make_source_row(file.path, file.schema, [file]) for file in report.sources
+        ]
     else:
-        rows = []
-        for (_, schema), group in groupby(ordered, key=lambda s: (s.source, s.schema)):
-            files = list(group)
-            rows.append(
-                _source_row(f"{_folder(files)}: {len(files):,} files", schema, files)
-            )
-        note = f"{len(ordered):,} files, summed by source and schema. report.json lists them."
-
-    # Examples of each source after the removal of duplicates and the limits.
-    shares = []
-    for source in report.source_rows:
-        files = [s for s in report.sources if s.source == source.source]
-        name = Path(files[0].path).name if len(files) == 1 else _folder(files)
-        n = source.train + source.validation
-        shares.append(f"{n:,} ({n / max(1, report.examples):.1%}) are from {name}")
-    notes = [note]
+        rows = _sum_source_rows(report.sources)
+        notes.append(
+            f"{len(report.sources):,} files, summed by source and schema. report.json lists them."
+        )
+    shares = _describe_example_shares(report)
     if len(shares) > 1:
         notes.append(f"Of the examples, {', '.join(shares)}.")
-    return Grid(
-        heads, rows, " ".join([*notes, *describe_unused_fields(report.sources)]).strip()
-    )
+    notes += describe_unused_fields(report.sources)
+    return Grid(heads, rows, " ".join(notes))
 
 
-def _source_row(
+def _sum_source_rows(files: Sequence[SourceReport]) -> list[tuple[str, ...]]:
+    rows = []
+    by_source_and_schema = attrgetter("source", "schema")
+    ordered = sorted(files, key=by_source_and_schema)
+    for (_, schema), group in groupby(ordered, key=by_source_and_schema):
+        members = list(group)
+        name = f"{_find_common_folder(members)}: {len(members):,} files"
+        rows.append(_make_source_row(name, schema, members))
+    return rows
+
+
+def _describe_example_shares(report: Report) -> list[str]:
+    """Describe each source's examples after the removal of duplicates and the limits."""
+    shares = []
+    for source in report.source_rows:
+        files = [file for file in report.sources if file.source == source.source]
+        name = (
+            Path(files[0].path).name if len(files) == 1 else _find_common_folder(files)
+        )
+        n = source.train + source.validation
+        shares.append(f"{n:,} ({n / max(1, report.examples):.1%}) are from {name}")
+    return shares
+
+
+def _make_source_row(
     name: str, schema: str, files: Sequence[SourceReport]
 ) -> tuple[str, ...]:
-    n_read, n_kept = sum(f.read for f in files), sum(f.kept for f in files)
+    n_read = sum(file.read for file in files)
+    n_kept = sum(file.kept for file in files)
     share = f"{n_kept / n_read:.1%}" if n_read else "-"
     return name, schema or "-", f"{n_read:,}", f"{n_kept:,}", share
 
 
-def _folder(files: Sequence[SourceReport]) -> str:
+def _find_common_folder(files: Sequence[SourceReport]) -> str:
+    """Return the folder of all files, or "" if only some paths are absolute."""
     folders = [str(Path(file.path).parent) for file in files]
-    return (
-        os.path.commonpath(folders)
-        if len({Path(f).is_absolute() for f in folders}) == 1
-        else ""
-    )
+    kinds_of_paths = {Path(folder).is_absolute() for folder in folders}
+    return os.path.commonpath(folders) if len(kinds_of_paths) == 1 else ""
 
 
-def _dropped(report: Report) -> Grid:
-    rows = [
-        (
-            reason,
-            f"{count:,}",
-            f"{count / max(1, report.read):.2%}",
-            ", ".join(report.lines.get(reason, [])[:3]),
-        )
-        for reason, count in sorted(
-            report.dropped.items(), key=lambda item: (-item[1], item[0])
-        )
-    ]
+def _make_dropped_grid(report: Report) -> Grid:
+    """List the reasons, the most frequent first, with the places of some records."""
+    rows = []
+    for reason, count in sorted(
+        report.dropped.items(), key=lambda item: (-item[1], item[0])
+    ):
+        share = f"{count / max(1, report.read):.2%}"
+        places = ", ".join(report.lines.get(reason, [])[:3])
+        rows.append((reason, f"{count:,}", share, places))
     return Grid(("because", "records", "of all", "first at"), rows)
 
 
-def _lengths(report: Report) -> Grid:
+def _make_length_grid(report: Report) -> Grid:
     heads = ("tokens per example", "mean", "half below", "90 %", "99 %", "longest")
     rows = []
-    for name, side in (
-        ("prompt", report.prompt_lengths),
-        ("target", report.target_lengths),
-    ):
-        counts = (side.p50, side.p90, side.p99, side.longest)
-        rows.append((name, f"{side.mean:,.1f}", *(f"{n:,}" for n in counts)))
+    sides = {"prompt": report.prompt_lengths, "target": report.target_lengths}
+    for name, lengths in sides.items():
+        counts = (lengths.p50, lengths.p90, lengths.p99, lengths.longest)
+        rows.append((name, f"{lengths.mean:,.1f}", *(f"{n:,}" for n in counts)))
     return Grid(heads, rows)
 
 
-def _labels(report: Report) -> Grid:
-    """Format scores and labels in one line each, for the terminal."""
+def _make_column_grid(report: Report) -> Grid:
+    """Describe each column in a line, for the terminal."""
     rows = []
     for column in report.columns:
         title, _ = _NAMES.get(column.name, (column.name, ""))
-        if (
-            _is_counted(column) or column.name in _LABELS
-        ):  # a mean of codes has no meaning
-            values = _shares(column)
+        # The mean of a label's codes has no meaning.
+        if _has_classes(column) or column.name in _LABELS:
+            values = _describe_class_shares(column)
         else:
-            values = (
-                f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
-            )
+            values = f"mean {column.mean:.3g}, {_describe_range(column)}"
         rows.append((title, f"{column.known:,}", values))
     return Grid(("column", "examples", "values"), rows, summary="In a line each")
 
 
-def _is_counted(column: ColumnReport) -> bool:
-    """Check whether the values of a column are shown one by one."""
+def _describe_range(column: ColumnReport) -> str:
+    return f"from {column.least:.4g} to {column.most:.4g}"
+
+
+def _has_classes(column: ColumnReport) -> bool:
+    """Check whether the values of a column are shown one by one, not as a histogram."""
     return bool(column.values) and (column.histogram is None or column.name in _LABELS)
 
 
-def _values(column: ColumnReport) -> list[tuple[str, int]]:
-    """List the values and their counts in order, or the most frequent first and unknown last."""
+def _sort_values(column: ColumnReport) -> list[tuple[str, int]]:
+    """List the values and their counts in order.
+
+    The values of a ranked column are sorted by their counts, the unknown value last.
+    """
     values = list(column.values.items())
     if column.name in _RANKED:
         values.sort(key=lambda item: (item[0] == _UNKNOWN, -item[1], item[0]))
     return values
 
 
-def _shares(column: ColumnReport) -> str:
-    labels, values = _LABELS.get(column.name, ()), _values(column)
-    unknown = [item for item in values if item[0] == _UNKNOWN and labels]
-    named = [item for item in values if item not in unknown]
-    shown = named if len(named) <= _MAX_CLASSES + 1 else named[:_MAX_CLASSES]
-    pairs = [(_label(value, labels), count) for value, count in shown]
-    if rest := named[len(shown) :]:
-        pairs.append((f"{len(rest)} others", sum(count for _, count in rest)))
-    pairs += [(_label(value, labels), count) for value, count in unknown]
-    return ", ".join(f"{name} {count / column.known:.1%}" for name, count in pairs)
-
-
-def _histogram(title: str, shape: Histogram, unit: str, note: str = "") -> Figure:
-    drawn = histogram(title, shape.edges, shape.counts, unit=unit, of="examples")
-    return Figure(title, drawn, note)
-
-
-def _column(column: ColumnReport) -> Figure:
-    title, unit = _NAMES.get(column.name, (column.name, column.name))
-    note = f"{column.missing:,} examples lack it." if column.missing else ""
-    if column.histogram is not None and not _is_counted(column):
-        mean = f"Mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}."
-        return _histogram(
-            title, column.histogram, unit or title, f"{mean} {note}".strip()
-        )
+def _describe_class_shares(column: ColumnReport) -> str:
+    """Describe the share of each class. Rare classes are summed, and "unknown" comes last."""
     labels = _LABELS.get(column.name, ())
-    origins = {k: counts for k, counts in column.origins.items() if k != _UNKNOWN}
-    unknown = column.origins.get(_UNKNOWN, {})
-    parts = list(origins.values()) if len(origins) > 1 else []
-    rows = [
-        (
-            _label(value, labels),
-            [*(part.get(value, 0) for part in parts), unknown.get(value, 0)]
-            if parts
-            else [count],
-        )
-        for value, count in _values(column)
-    ]
-    words = _ORIGINS.get(column.name, ())
-    named = [words[int(k)] if int(k) < len(words) else f"origin {k}" for k in origins]
-    drawn = bars(title, rows, of="examples", parts_named=named if parts else ())
-    if len(named) == 1:
-        note = f"All {named[0]}. {note}".strip()
-    return Figure(title, drawn, note)
+    classes: list[tuple[str, int]] = []
+    unknown: list[tuple[str, int]] = []
+    for value, count in _sort_values(column):
+        is_unknown = value == _UNKNOWN and bool(labels)
+        group = unknown if is_unknown else classes
+        group.append((_format_label(value, labels), count))
+
+    shown = classes
+    # A sum of a single class would not save space.
+    if len(classes) > _MAX_CLASSES + 1:
+        rest = classes[_MAX_CLASSES:]
+        n_rest = sum(count for _, count in rest)
+        shown = [*classes[:_MAX_CLASSES], (f"{len(rest)} others", n_rest)]
+    return ", ".join(
+        f"{name} {count / column.known:.1%}" for name, count in [*shown, *unknown]
+    )
 
 
-def _label(value: str, labels: Sequence[str]) -> str:
+def _plot_histogram(title: str, shape: Histogram, unit: str, note: str = "") -> Figure:
+    svg = draw_histogram(title, shape.edges, shape.counts, unit=unit, noun="examples")
+    return Figure(title, svg, note)
+
+
+def _plot_column(column: ColumnReport) -> Figure:
+    title, unit = _NAMES.get(column.name, (column.name, column.name))
+    notes = []
+    if column.missing:
+        notes.append(f"{column.missing:,} examples lack it.")
+    if column.histogram is not None and not _has_classes(column):
+        notes.insert(0, f"Mean {column.mean:.3g}, {_describe_range(column)}.")
+        return _plot_histogram(title, column.histogram, unit or title, " ".join(notes))
+
+    codes = [code for code in column.origins if code != _UNKNOWN]
+    names = [_name_origin(column.name, int(code)) for code in codes]
+    rows = []
+    for value, count in _sort_values(column):
+        counts = [count]
+        if len(codes) > 1:
+            # A part per origin, then the part of unknown origin.
+            counts = [
+                column.origins.get(code, {}).get(value, 0)
+                for code in (*codes, _UNKNOWN)
+            ]
+        rows.append((_format_label(value, _LABELS.get(column.name, ())), counts))
+    part_names = names if len(codes) > 1 else ()
+    svg = draw_bars(title, rows, noun="examples", part_names=part_names)
+    if len(codes) == 1:
+        notes.insert(0, f"All {names[0]}.")
+    return Figure(title, svg, " ".join(notes))
+
+
+def _name_origin(column_name: str, code: int) -> str:
+    names = _ORIGINS.get(column_name, ())
+    return names[code] if code < len(names) else f"origin {code}"
+
+
+def _format_label(value: str, labels: Sequence[str]) -> str:
+    """Return the label of a code, or the value itself if the column has no labels."""
     if not labels:
         return value
     if value == _UNKNOWN:
@@ -305,10 +336,15 @@ def _label(value: str, labels: Sequence[str]) -> str:
     return labels[int(value)] if int(value) < len(labels) else value
 
 
-def _folded(excerpt: Excerpt) -> Folded:
+def _fold_excerpt(excerpt: Excerpt) -> Folded:
     tags = [tag for tag in (excerpt.reason, excerpt.place) if tag]
-    opening = " ".join((excerpt.prompt or excerpt.text).split())
-    heading = opening if len(opening) <= 110 else opening[:110] + "…"
-    prompt = [Passage(excerpt.prompt, "prompt")] if excerpt.prompt else []
-    target = Passage(excerpt.text, "target" if excerpt.prompt else "")
-    return Folded(heading, [*prompt, target], tags)
+    heading = " ".join((excerpt.prompt or excerpt.text).split())
+    if len(heading) > _MAX_HEADING:
+        heading = heading[:_MAX_HEADING] + "…"
+    passages = []
+    target_label = ""
+    if excerpt.prompt:
+        passages.append(Passage(excerpt.prompt, "prompt"))
+        target_label = "target"
+    passages.append(Passage(excerpt.text, target_label))
+    return Folded(heading, passages, tags)

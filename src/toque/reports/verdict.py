@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from toque.cooking.recipe_scores import POOR
-from toque.reports.bottleneck_rules import Finding, findings
-from toque.reports.run_shares import PRODUCTS, Facts, Share, facts_of, mapping
-from toque.runs.history import METRICS, number, read_metrics
+from toque.reports.bottleneck_rules import Finding, find_bottlenecks
+from toque.reports.run_shares import MATMULS, Facts, Share, collect_facts, nested_number
+from toque.runs.history import METRICS, read_metrics
 from toque.storage.json_files import read_json
 from toque.training.bottlenecks import GPU_BUSY, GRAD_NORM, RAN_OUT, memory_ladder
 
 _FALLING: Final = 0.01
 """Relative fall of the held-out loss above which more training helps."""
 _GAP: Final = 1.3
-"""Ratio of held-out and training loss above which a model memorises."""
+"""Ratio of the held-out loss to the training loss above which a model memorises."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Verdict:
 
     facts: Facts
     sentence: str
-    """Message about the most important bottleneck."""
+    """Sentence about the most important bottleneck."""
     findings: tuple[Finding, ...]
 
     @property
@@ -38,7 +38,7 @@ class Verdict:
     def __str__(self) -> str:
         if not self.findings:
             return self.sentence
-        return f"{self.sentence} {advice(self.findings[0])}"
+        return f"{self.sentence} {describe_remedy(self.findings[0])}"
 
 
 @dataclass(frozen=True)
@@ -61,51 +61,54 @@ class Sign:
     value: str
 
 
-def verdict_of(folder: Path) -> Verdict | None:
-    """Judge a run that continues, has ended or was killed. Return None before the first update."""
+def judge_run(folder: Path) -> Verdict | None:
+    """Judge a run from its metrics, also while it trains. Return None before the first update."""
     try:
-        facts = facts_of(read_metrics(folder / METRICS))
+        facts = collect_facts(read_metrics(folder / METRICS))
     except OSError:
         return None
     if facts is None:
         return None
-    notable = tuple(findings(facts))
-    if notable:
-        first = notable[0]
-        sentence = (
-            f"What limits this run: {first.cause}. {_capitalise(first.sentence)}."
-        )
-    else:
-        largest = facts.shares[0]
-        sentence = (
-            f"Nothing holds this run up: most of its time ({largest.share:.0%}) went into "
-            f"{largest.name}"
-        )
-        if facts.utilisation is not None and facts.share(PRODUCTS) > 0.0:
-            sentence += f", at {facts.utilisation:.0%} of the speed of the machine"
-        sentence += "."
-    return Verdict(facts, sentence, notable)
+    bottlenecks = find_bottlenecks(facts)
+    return Verdict(facts, _summarise(facts, bottlenecks), tuple(bottlenecks))
 
 
-def advice(finding: Finding) -> str:
+def _summarise(facts: Facts, bottlenecks: Sequence[Finding]) -> str:
+    """Name the most important bottleneck, or the largest share if nothing slows the run."""
+    if bottlenecks:
+        first = bottlenecks[0]
+        return f"What limits this run: {first.cause}. {_capitalise(first.sentence)}."
+    largest = facts.shares[0]
+    sentence = (
+        f"Nothing slows this run down: most of its time ({largest.share:.0%}) went into "
+        f"{largest.name}"
+    )
+    if facts.utilisation is not None and facts.share(MATMULS) > 0.0:
+        sentence += f", at {facts.utilisation:.0%} of the machine's speed"
+    return f"{sentence}."
+
+
+def describe_remedy(finding: Finding) -> str:
     """Format the remedy of a finding with the expected gain."""
     if finding.lever is None:
         return "No setting changes this."
-    values = dict(setting.split("=", 1) for setting in finding.settings)
+
+    overrides = dict(setting.split("=", 1) for setting in finding.settings)
     arguments = [
         f'{name}="{value}"' if " " in value else f"{name}={value}"
-        for name, value in {**finding.environment, **values}.items()
+        for name, value in {**finding.environment, **overrides}.items()
     ]
-    if finding.gain is None:
-        gain = "the gain is unknown before a trial"
-    elif finding.gain < 0.005:
-        gain = "little gain"
-    else:
-        limit = "at most " if finding.at_most else ""
-        gain = f"expected: {limit}{finding.gain:.0%} more tokens per second"
     lever = _capitalise(finding.lever)
     if arguments:
         lever += f": {' '.join(arguments)}"
+
+    if finding.gain is None:
+        gain = "the gain is unknown before a trial"
+    elif finding.gain < 0.005:
+        gain = "little gain"  # it would be shown as 0 %
+    else:
+        limit = "at most " if finding.at_most else ""
+        gain = f"expected: {limit}{finding.gain:.0%} more tokens per second"
     return f"{lever} ({gain})."
 
 
@@ -113,35 +116,35 @@ def _capitalise(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def ladders(folder: Path, facts: Facts) -> list[Ladder]:
+def list_ladders(folder: Path, facts: Facts) -> list[Ladder]:
     """List the ladders for the problems of a run."""
-    return [*_out_of_memory(facts), *_poor_texts(folder, facts)]
+    return [*_ladder_for_memory(facts), *_ladder_for_poor_texts(folder, facts)]
 
 
-def _out_of_memory(facts: Facts) -> list[Ladder]:
+def _ladder_for_memory(facts: Facts) -> list[Ladder]:
     error = str(facts.end.get("error") or "")
-    n_repeated = sum(RAN_OUT in text for text in facts.warnings)
+    n_retried = sum(RAN_OUT in text for text in facts.warnings)
     has_ended = (
         RAN_OUT in error
         or "fit into memory" in error
         or "out of memory" in error.lower()
     )
-    if not n_repeated and not has_ended:
+    if not n_retried and not has_ended:
         return []
 
     is_checkpointing = facts.start.get("gradient_checkpointing") is True
     steps = memory_ladder(checkpointing=is_checkpointing, optimizer="adamw")
     if isinstance(facts.setting("micro_batch_rows"), int):
         steps = ["train.micro_batch_rows=auto", *steps]
-    because = f"{n_repeated} updates did not fit and were repeated with fewer rows"
+    because = f"{n_retried} updates did not fit and were retried with fewer rows"
     if has_ended:
         because = "the run ended because memory ran out"
     return [Ladder("out of memory", because, steps)]
 
 
-def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
+def _ladder_for_poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
     record = read_json(folder / "evaluation.json", dict[str, Any]) or {}
-    score = number(mapping(record.get("generated")).get("recipe_score"))
+    score = nested_number(record, "generated", "recipe_score")
     if score is None or score >= POOR:
         return []
 
@@ -149,6 +152,7 @@ def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
     is_falling = len(last) == 2 and last[1] < last[0] * (1.0 - _FALLING)
     training_loss = statistics.fmean(facts.losses[-10:]) if facts.losses else 0.0
     memorises = bool(last) and training_loss > 0.0 and last[-1] > _GAP * training_loss
+
     steps = []
     if is_falling:
         steps.append(
@@ -160,46 +164,52 @@ def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
         )
     if not steps:
         steps.append(
-            "another learning rate: the held-out loss no longer falls (try half and twice the "
-            "present optim.peak_lr)"
+            "another learning rate: the held-out loss stopped falling (try half and twice the "
+            "current optim.peak_lr)"
         )
     steps += [
         "better examples: data.min_quality=0.5",
         "a pretrained model (model.start_from) or a larger model",
         "more tasks from the same recipes (data.tasks)",
     ]
-    because = f"the recipe score of its texts is {score:.2f} of 1; texts below {POOR} are poor"
+    because = (
+        f"the recipe score of the generated texts is {score:.2f}, and texts below {POOR} of 1 "
+        "are poor"
+    )
     return [Ladder("poor texts", because, steps)]
 
 
-def signs(facts: Facts) -> list[Sign]:
+def list_signs(facts: Facts) -> list[Sign]:
     """List signs that a run learns and that the machine works properly."""
-    result = []
-    first_fifth = max(1, len(facts.losses) // 5)
-    for name, losses, n in (
-        ("training", facts.losses, first_fifth),
-        ("held-out", facts.held_out, 1),
-    ):
-        if len(losses) >= 2:
-            before = statistics.fmean(losses[:n])
-            after = statistics.fmean(losses[-n:])
-            value = f"{before:.3f} to {after:.3f}"
-            result.append(Sign(f"{name} loss falls", after < before, value))
-    if (norm := facts.grad_norm) is not None:
-        value = f"{norm:.2f} before clipping"
-        result.append(
-            Sign(f"gradient norm below {GRAD_NORM:g}", norm < GRAD_NORM, value)
-        )
-    if (busy := facts.gpu_busy) is not None:
-        result.append(
+    signs = [
+        *_loss_signs("training", facts.losses, max(1, len(facts.losses) // 5)),
+        *_loss_signs("held-out", facts.held_out, 1),
+    ]
+    norm = facts.grad_norm
+    if norm is not None:
+        name = f"gradient norm below {GRAD_NORM:g}"
+        signs.append(Sign(name, norm < GRAD_NORM, f"{norm:.2f} before clipping"))
+    busy = facts.gpu_busy
+    if busy is not None:
+        signs.append(
             Sign(f"GPU busy over {GPU_BUSY:.0%}", busy > GPU_BUSY, f"{busy:.0%}")
         )
 
-    n_missed = facts.skipped_saves
-    if facts.n_saves or n_missed:
-        value = f"{facts.n_saves} written, {n_missed} not"
-        result.append(Sign("saves succeed", n_missed == 0, value))
+    n_skipped = facts.skipped_saves
+    if facts.n_saves or n_skipped:
+        value = f"{facts.n_saves} written, {n_skipped} skipped"
+        signs.append(Sign("saves succeed", n_skipped == 0, value))
     n_late = sum("is not uploaded yet" in text for text in facts.warnings)
     if n_late or "uploads" in facts.parts:
-        result.append(Sign("uploads succeed", n_late == 0, f"{n_late} tries failed"))
-    return result
+        signs.append(Sign("uploads succeed", n_late == 0, f"{n_late} attempts failed"))
+    return signs
+
+
+def _loss_signs(name: str, losses: Sequence[float], n: int) -> list[Sign]:
+    """Compare the means of the first and the last `n` losses."""
+    if len(losses) < 2:
+        return []
+    before = statistics.fmean(losses[:n])
+    after = statistics.fmean(losses[-n:])
+    value = f"{before:.3f} to {after:.3f}"
+    return [Sign(f"{name} loss falls", after < before, value)]

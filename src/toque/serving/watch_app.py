@@ -29,8 +29,8 @@ from toque.reports.page import (
     Section,
     Sentence,
 )
-from toque.reports.run_page import SECTIONS, run_page
-from toque.reports.verdict import Verdict, verdict_of
+from toque.reports.run_page import SECTIONS, build_run_page
+from toque.reports.verdict import Verdict, judge_run
 from toque.runs.places import RunFinder
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import RunStatus, state_of
@@ -84,7 +84,7 @@ class Watcher:
         finder: RunFinder,
         *,
         every: float,
-        judge: Callable[[Path], Verdict | None] = verdict_of,
+        judge: Callable[[Path], Verdict | None] = judge_run,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.every = every
@@ -186,13 +186,13 @@ class Watcher:
             table = _create_table(names, runs, states, plotted, shown)
             if plotted and plotted != [shown]:
                 other_histories = {name: runs[name].history for name in plotted}
-        page = run_page(
+        page = build_run_page(
             run,
             shown,
             verdict=self._verdict(shown, run),
             label=run.place.address,
-            trouble=error,
-            over=other_histories,
+            problem=error,
+            overlaid_runs=other_histories,
         )
         page = replace(page, sections=(Section("runs", "Runs", table), *page.sections))
 

@@ -335,8 +335,8 @@ class _Tuner:
         ways = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
         return ConfigError(
             f"One row of {self.row_tokens} tokens does not fit into the "
-            f"{describe_free_memory(self.runtime.device)}, and a micro-batch has at least one row. It "
-            f"needs: weights {sizes['weights']} (already allocated), gradients "
+            f"{describe_free_memory(self.runtime.device)}, and a micro-batch has at least one "
+            f"row. It needs: weights {sizes['weights']} (already allocated), gradients "
             f"{sizes['gradients']}, optimizer {sizes['optimizer']}, logits {sizes['logits']}, and "
             f"activations of more than {in_words(max(0, limit))}. Try {'; '.join(ways)}."
         )

@@ -29,7 +29,7 @@ from toque.data.store.store_manifest import read_manifest
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.bootstrap import paired_difference
 from toque.reporter import SILENT, Reporter
-from toque.reports.page import Grid, aligned
+from toque.reports.page import Grid, format_columns
 from toque.storage.atomic import atomic_write
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
@@ -215,7 +215,7 @@ class Ablation:
 
     def __str__(self) -> str:
         """Return the table of differences."""
-        table = aligned(_effects_table(self.record))
+        table = format_columns(_effects_table(self.record))
         names = self.record["failed"]
         failures = [f"failed: {name} (its log is in the folder logs)" for name in names]
         return "\n".join(

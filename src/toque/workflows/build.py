@@ -442,7 +442,7 @@ def _build_observers(
     runtime, reporter = parts.runtime, parts.reporter
     sharing = parts.placed.sharing
     gradients = partial(
-        Gradients.from_settings, observe.gradients, run.model, runtime.phases, sharing
+        Gradients.list_if_enabled, observe.gradients, run.model, runtime.phases, sharing
     )
     if watchers is None:
         return [*gradients(record=None)] if sharing.is_sharded else []
@@ -453,7 +453,7 @@ def _build_observers(
     )
     device_peak = peak_of(runtime.device, runtime.dtype, arithmetic.products)
     peak = device_peak.of_ranks(runtime.ranks.world_size)
-    feeds = watchers.feeds(warn)
+    feeds = watchers.start_feeds(warn)
     summaries = _build_summaries(parts, arithmetic, peak, uploads)
     copies = [*(s.take for s in summaries), *(feed.take for feed in feeds)]
     log = _build_metrics_log(run, parts, arithmetic, peak, copies)

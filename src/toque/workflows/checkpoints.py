@@ -10,7 +10,7 @@ import msgspec
 
 from toque.errors import CheckpointError
 from toque.reporter import SILENT, Reporter, clock_text, size_text
-from toque.reports.page import Grid, aligned
+from toque.reports.page import Grid, format_columns
 from toque.runs.history import METRICS, parse_event
 from toque.runs.places import (
     BucketPlace,
@@ -88,7 +88,7 @@ class Checkpoints:
             cells = ["-" if score is None else f"{score:.4f}" for score in scores]
             time, size = clock_text(saved.seconds), size_text(saved.bytes)
             rows.append((saved.place, time, *cells, size, saved.reason))
-        return "\n".join([*aligned(Grid(headings, rows)), *self.damaged])
+        return "\n".join([*format_columns(Grid(headings, rows)), *self.damaged])
 
 
 def checkpoints(run: Model, *, reporter: Reporter = SILENT) -> Checkpoints:

@@ -28,7 +28,7 @@ from toque.runs.run_record import BITS, END
 from toque.storage.atomic import atomic_write, disk_faults, move_into
 from toque.training.callbacks import Goal
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.training.observers.metrics_log import write_after
+from toque.training.observers.metrics_log import write_after_event
 from toque.workflows.build import Run
 from toque.workflows.evaluate import Evaluation, evaluate_samples
 from toque.workflows.model_card import FinishedRun, model_card, with_actual_values
@@ -85,7 +85,7 @@ def finish(run: Run, reporter: Reporter) -> str:
             )
             advice = _write(run, model, evaluation, samples, goal, reporter)
     if ranks.is_main:
-        write_after(folder, {"finishing": time.perf_counter() - began})
+        write_after_event(folder, {"finishing": time.perf_counter() - began})
     return advice
 
 

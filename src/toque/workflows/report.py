@@ -26,12 +26,12 @@ from toque.reports.comparison import (
     ComparedRun,
     Comparison,
     ScoreDifference,
-    differences_of,
+    compare_scores,
 )
 from toque.reports.page import Page, write_page
-from toque.reports.run_page import run_page
-from toque.reports.store_page import store_page
-from toque.reports.verdict import verdict_of
+from toque.reports.run_page import build_run_page
+from toque.reports.store_page import build_store_page
+from toque.reports.verdict import judge_run
 from toque.runs.history import METRICS
 from toque.runs.places import BucketPlace, FolderPlace, is_in_a_bucket, read_small_file
 from toque.runs.run_record import CONFIG, EVALUATION, FinalScores, RunRecord
@@ -87,7 +87,7 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
     if (folder / METRICS).is_file():
         run = RunRecord(FolderPlace(folder))
         run.read_whole()
-        page = run_page(run, folder.resolve().name, verdict=verdict_of(folder))
+        page = build_run_page(run, folder.resolve().name, verdict=judge_run(folder))
     elif (folder / "config.yaml").is_file():
         raise ConfigError(
             f"The run {folder} has no {METRICS} yet, so there is nothing to report. Training "
@@ -119,7 +119,7 @@ def _store_page(folder: Path) -> Page:
             "`toque prepare CONFIG` again with the configuration of the store. It keeps the "
             "store and writes the report again."
         )
-    return store_page(folder, data_report)
+    return build_store_page(folder, data_report)
 
 
 def compare(
@@ -270,7 +270,7 @@ def _compare_scores(
     first_scores, other_scores = runs[first].by_text, runs[other].by_text
     if first_scores is None or other_scores is None:
         return []
-    differences, messages = differences_of(first_scores, other_scores)
+    differences, messages = compare_scores(first_scores, other_scores)
     notes += [f"{first} and {other}: {message}" for message in messages]
     return differences
 

@@ -18,7 +18,7 @@ from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, 
 from toque.evaluation.evaluator import goal_of
 from toque.evaluation.text_scores import ScoresByTask
 from toque.reporter import SILENT, Reporter
-from toque.reports.verdict import verdict_of
+from toque.reports.verdict import judge_run
 from toque.runs.run_files import refuse_users_address, refuse_users_folder
 from toque.storage.bucket import RUNS, Bucket, BucketError, is_remote, open_bucket
 from toque.storage.bucket_lock import BucketLock
@@ -38,7 +38,7 @@ from toque.training.distributed.process_group import (
     versions,
     while_others_wait,
 )
-from toque.training.observers.metrics_log import write_after
+from toque.training.observers.metrics_log import write_after_event
 from toque.training.observers.watchers import Watchers
 from toque.training.stopping import (
     INTERRUPTED,
@@ -128,7 +128,7 @@ def train(
                 uploads.upload_model()
         # The end of the context has waited for the uploads.
         if uploads is not None:
-            write_after(folder, {"uploads": time.perf_counter() - ended_at})
+            write_after_event(folder, {"uploads": time.perf_counter() - ended_at})
     if ranks.is_main and not session.was_over:
         _print_verdicts(folder, session.model_verdict, logged)
     return session.result
@@ -252,7 +252,7 @@ def _finished_message(config: RunConfig, progress: Progress) -> str:
 
 def _print_verdicts(folder: Path, model_verdict: str, logged: LoggedReporter) -> None:
     """Print that the model is poor, or else the bottleneck of the run. Log both."""
-    bottleneck = verdict_of(folder)
+    bottleneck = judge_run(folder)
     if bottleneck is None:
         return
     with logged.writing(folder):

@@ -37,7 +37,7 @@ from toque.units import Cursor
 from toque.workflows.diagnosis.update_ways import (
     FLOAT32,
     HALF,
-    difference,
+    compare_updates,
     training_update,
 )
 
@@ -209,10 +209,10 @@ def test_masks_do_not_depend_on_rows_at_once_packing_ranks_or_recomputing(kind):
         "one alone": {"packed": False, "rows_at_once": 1},
     }
     for name, way in ways.items():
-        found = difference(update(model, kind, **way), reference)
+        found = compare_updates(update(model, kind, **way), reference)
         assert found.within(FLOAT32), (name, found)
     recompute_blocks(model)
-    found = difference(update(model, kind, rows_at_once=2), reference)
+    found = compare_updates(update(model, kind, rows_at_once=2), reference)
     stop_recomputing(model)
     assert found.within(FLOAT32), found
 
@@ -224,7 +224,9 @@ def test_nor_does_attention_by_masks(kind, attention):
     use_attention(model, attention)
     reference = update(model, kind)
     for way in ({"rows_at_once": 1}, {"packed": False, "rows_at_once": 1}):
-        assert difference(update(model, kind, **way), reference).within(FLOAT32), way
+        assert compare_updates(update(model, kind, **way), reference).within(FLOAT32), (
+            way
+        )
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
@@ -234,7 +236,7 @@ def test_nor_does_bfloat16_and_its_masks_are_those_of_float32(kind):
     use_cpu_layers(model)
     rounded = Runtime(precision="bf16")
     for way in ({}, {"rows_at_once": 1}, {"packed": False}):
-        found = difference(update(model, kind, runtime=rounded, **way), exact)
+        found = compare_updates(update(model, kind, runtime=rounded, **way), exact)
         assert found.within(HALF), (way, found)
 
 
@@ -243,9 +245,13 @@ def test_nor_do_compiled_blocks(kind):
     model = dropping(kind)
     compile_blocks(model, backend="eager")
     reference = update(model, kind)
-    assert difference(update(model, kind, rows_at_once=4), reference).within(FLOAT32)
+    assert compare_updates(update(model, kind, rows_at_once=4), reference).within(
+        FLOAT32
+    )
     recompute_blocks(model)
-    assert difference(update(model, kind, rows_at_once=4), reference).within(FLOAT32)
+    assert compare_updates(update(model, kind, rows_at_once=4), reference).within(
+        FLOAT32
+    )
 
 
 def test_a_copy_has_masks_of_its_own_and_updates_differ():

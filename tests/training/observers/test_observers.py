@@ -145,7 +145,7 @@ def test_a_row_per_evaluation_without_a_terminal():
     cut = "Ingredients: - 2 cups of flour - 2 cups of flour - 2 cups of flou ..."
     assert lines[:4] == [
         "note: mind the gap",
-        "   step   epoch      loss  held-out  recipe score  written text",
+        "   step   epoch      loss  held-out  recipe score  generated text",
         f"      3    0.30    7.0000    2.0000        0.2500  {cut}",
         f"      4    0.40    5.0000    1.0000        0.2500  {cut}",
     ]
@@ -194,7 +194,7 @@ def test_an_epoch_has_a_row_of_its_own_unless_an_evaluation_has_it():
         ["30", "3.00", "25.5000", "1.5000", "0.2500"],
     ]
     assert [line for line in log if line.startswith("epoch")] == [
-        f"epoch {n} ended at step {10 * n}: loss {10 * n - 4.5:.4f}, the mean of its updates; "
+        f"epoch {n} ended at step {10 * n}: mean training loss {10 * n - 4.5:.4f}; "
         f"newest evaluation: held-out loss 1.5000, recipe score 0.2500 (step {at})"
         for n, at in ((1, 5), (2, 20), (3, 30))
     ]

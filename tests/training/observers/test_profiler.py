@@ -101,7 +101,7 @@ def test_a_folder_that_takes_nothing_costs_the_profile_and_not_the_run(
     watch = profile(0, 1, 1, 2, steps=5)
     watch.run.trainer.fit()
     (said,) = watch.warned
-    assert said.startswith("profiling ended: FileExistsError")
+    assert said.startswith("profiling failed: FileExistsError")
     assert len(watch.run.losses) == 5
     assert not any(i.slowed for i in watch.run.recorder.steps[3:])
 

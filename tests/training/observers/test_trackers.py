@@ -10,7 +10,7 @@ import pytest
 from toque.cooking.recipe_scores import RECIPE_SCORES, text_metrics
 from toque.errors import ConfigError
 from toque.training.callbacks import RunEnd
-from toque.training.observers.tracker_services import opener
+from toque.training.observers.tracker_services import tracker_connector
 from toque.training.observers.trackers import TrackerFeed, tracker_values
 from toque.units import Progress
 
@@ -40,10 +40,10 @@ class Listening:
             raise ConnectionError("no network\nand a second line")
         self.heard.append((step, values))
 
-    def texts(self, step, rows):
+    def log_texts(self, step, rows):
         self.heard.append(("texts", step, [row[1:3] for row in rows]))
 
-    def file(self, path):
+    def store_file(self, path):
         self.heard.append(("file", path.name))
 
     def end(self, *, failed):
@@ -174,13 +174,16 @@ def test_a_tracker_that_is_not_installed_is_refused_with_its_extra(
     # A mere folder of its name, as W&B leaves one, has a specification without an origin.
     monkeypatch.setattr("importlib.util.find_spec", lambda _: found)
     with pytest.raises(ConfigError, match=r"is not installed.*toque\[track\]"):
-        opener("trackio", folder=tmp_path, settings={})
+        tracker_connector("trackio", folder=tmp_path, settings={})
 
 
 def fed(name, folder, warn, settings):
     samples = folder / "samples.jsonl"
     feed = TrackerFeed(
-        name, opener(name, folder=folder, settings=settings), warn=warn, samples=samples
+        name,
+        tracker_connector(name, folder=folder, settings=settings),
+        warn=warn,
+        samples=samples,
     )
     for record in RECORDS:
         feed.take(record)

@@ -14,7 +14,12 @@ from toque.config import load_config
 from toque.errors import ConfigError
 from toque.training.callbacks import Best, Callbacks, Requests, RunEnd, RunStart
 from toque.training.observers.watchers import Overfitting, UserCallback, Watchers
-from toque.training.observers.webhook import Webhook, body_for, describe, post_json
+from toque.training.observers.webhook import (
+    Webhook,
+    describe_error,
+    encode_message,
+    post_json,
+)
 from toque.units import Duration, Progress
 
 START = RunStart(Progress(), Duration(6, "steps"))
@@ -268,11 +273,13 @@ def test_a_webhook_that_hangs_delays_no_step_and_the_end_by_seconds(
 def test_discord_gets_its_form_and_others_plain_json():
     made = {"run": "r", "step": 1, "text": "x" * 5000, "loss": None}
     discord = json.loads(
-        body_for("https://discord.com/api/webhooks/1/a", "end", **made)
+        encode_message("https://discord.com/api/webhooks/1/a", "end", **made)
     )
     assert set(discord) == {"content", "allowed_mentions"}
     assert len(discord["content"]) < 2000
-    plain = json.loads(body_for("https://notdiscord.com.example.org/x", "end", **made))
+    plain = json.loads(
+        encode_message("https://notdiscord.com.example.org/x", "end", **made)
+    )
     assert plain["event"] == "end"
 
 
@@ -284,7 +291,7 @@ def test_no_error_text_names_the_address():
     ):
         with pytest.raises((OSError, ValueError, HTTPException)) as failed:
             post_json(address, b"{}")
-        assert "token" not in describe(failed.value)
+        assert "token" not in describe_error(failed.value)
 
 
 def watchers(*overrides, own=()):
@@ -320,7 +327,7 @@ def test_classes_are_made_from_their_names():
         ("mine:Gone", "cannot be imported"),
         ("nowhere_at_all:Good", "cannot be imported"),
         ("mine:Misnamed", "Nearest: on_step_end"),
-        ("mine:Silent", "none of the methods"),
+        ("mine:Silent", "none of a callback"),
         ("mine:Needy", "without arguments"),
         ("mine:number", "not a class"),
         ("no colon", "module:Class"),

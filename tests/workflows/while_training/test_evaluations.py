@@ -148,7 +148,7 @@ def test_a_run_is_shown_in_one_screen_with_a_row_per_evaluation(screen) -> None:
     )
     assert ended[2].startswith('For "')
     assert ended[-1].startswith(
-        ("The texts are still poor", "What limits", "Nothing holds")
+        ("The texts are still poor", "What limits", "Nothing slows")
     )
 
 

@@ -1,6 +1,6 @@
 """Background thread for network services, which may be slow, hang or fail.
 
-Work that fails or does not fit into the short queue is counted. The thread cannot delay a run, stop
+Jobs that fail or do not fit into the short queue are counted. The thread cannot delay a run, stop
 it, or keep its process alive.
 """
 
@@ -13,46 +13,50 @@ from dataclasses import dataclass, field
 
 from toque.units import Progress
 
-Work = Callable[[], None]
+Job = Callable[[], None]
 
 
 @dataclass(eq=False)
 class BackgroundThread:
-    """Thread that does one piece of work at a time, in the order of `offer`."""
+    """Thread that runs one job at a time, in the order of `offer`."""
 
-    name: str  # plural name of the work for messages: "webhook messages"
-    capacity: int  # pieces of work that may wait
+    name: str  # plural name of the jobs for messages: "webhook messages"
+    capacity: int  # maximum number of waiting jobs
     describe: Callable[[Exception], str]  # describes an error without its secrets
     warn: Callable[[Progress, str], None]
     dropped: int = 0
     failed: int = 0
     last_error: str = ""
-    _waiting: deque[Work] = field(default_factory=deque)
+    _waiting: deque[Job] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _closing: bool = False
     _busy: bool = False
     _thread: threading.Thread | None = None
     _reported: int = 0
 
-    def offer(self, work: Work) -> None:
-        """Queue `work`, or drop it if the queue is full."""
+    def offer(self, job: Job) -> None:
+        """Queue `job`, or drop it if the queue is full."""
         with self._changed:
             if self._closing or len(self._waiting) >= self.capacity:
                 self.dropped += 1
                 return
-            self._waiting.append(work)
+            self._waiting.append(job)
             self._changed.notify()
         if self._thread is None:
-            # A daemon, because work that hangs must not keep the process alive.
+            # A daemon, because a job that hangs must not keep the process alive.
             self._thread = threading.Thread(
-                target=self._work, name=self.name, daemon=True
+                target=self._run_jobs, name=self.name, daemon=True
             )
             self._thread.start()
 
     def warn_of_losses(self, at: Progress) -> None:
-        """Warn of the first loss, and again whenever the number of losses has doubled."""
+        """Warn of the first loss, and again when the number of losses has doubled.
+
+        While the thread closes, warn of any loss that was not reported.
+        """
         lost = self.dropped + self.failed
-        if lost > self._reported and (self._closing or lost >= 2 * self._reported):
+        is_due = self._closing or lost >= 2 * self._reported
+        if lost > self._reported and is_due:
             self._reported = lost
             reason = f" ({self.last_error})" if self.last_error else ""
             self.warn(
@@ -68,20 +72,22 @@ class BackgroundThread:
         if self._thread is not None:
             self._thread.join(patience_seconds)
         with self._changed:
+            # A job that still runs may hang, so it counts as dropped.
             self.dropped += len(self._waiting) + self._busy
             self._waiting.clear()
         self.warn_of_losses(at)
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
+        """Run jobs until the thread closes and its queue is empty."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
                 if not self._waiting:
                     return
-                work = self._waiting.popleft()
+                job = self._waiting.popleft()
                 self._busy = True
             try:
-                work()
+                job()
             except Exception as error:  # noqa: BLE001 - a tracker's library may raise anything
                 self.last_error = self.describe(error)
                 self.failed += 1

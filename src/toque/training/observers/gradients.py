@@ -24,30 +24,30 @@ from toque.units import Duration, Progress
 _BLOCK: Final = re.compile(
     r"(?:^|\.)(?:(encoder|decoder)\.)?(?:block|blocks|h|layer|layers)\.([0-9]+)\."
 )
-"""Names of blocks: T5's encoder.block.3., GPT-2's h.3., NeoX' and Llama's layers.3."""
+"""Name of a block's parameter: encoder.block.3. in T5, h.3. in GPT-2, layers.3. in Llama."""
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head)\.")
 _EMBEDDING: Final = re.compile(
     r"(?:^|\.)(?:shared|wte|wpe|embed|embed_in|embed_tokens|embeddings?|position_embeddings)\."
 )
 _ADAPTER: Final = re.compile(r"\.(?:lora_\w+|trainable_tokens_\w+)(?:\.|$)")
-_MAX_GROUPS: Final = 12  # groups of a stack of blocks
+_MAX_GROUPS: Final = 12  # maximum number of groups per stack of blocks
 
 
 @dataclass(eq=False)
 class Gradients(Callback):
-    """Measurement of the gradients of every `every_steps`th update of a run."""
+    """Callback that records the gradient norms of every `every_steps`th update."""
 
     record: Record | None
     every_steps: int
     model: nn.Module
     phases: Phases
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
-    """Function that sums over ranks. If weights are divided, every rank must call it."""
+    """Function that sums over ranks. If weights are sharded, every rank must call it."""
     _is_due: bool = False
     _norms: Tensor | None = None
 
     @classmethod
-    def from_settings(
+    def list_if_enabled(
         cls,
         every: Duration | None,
         model: nn.Module,
@@ -55,9 +55,10 @@ class Gradients(Callback):
         sharing: DataParallel,
         record: Record | None,
     ) -> list[Self]:
-        """Build the callback of the setting observe.gradients, if it is set.
+        """Build the callback of the setting observe.gradients. Without it the list is empty.
 
-        If weights are divided, all ranks need it: a rank without a record measures its part.
+        If weights are sharded, all ranks need the callback: a rank without a record measures its
+        shard.
         """
         if every is None:
             return []
@@ -65,11 +66,15 @@ class Gradients(Callback):
 
     def on_fit_start(self, start: RunStart) -> None:
         """Group the parameters, and watch the loop's phases."""
-        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-        self._parameters = [p for _, p in named]
-        self._groups = layer_groups([name for name, _ in named])
+        trainable = [
+            (name, parameter)
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        ]
+        self._parameters = [parameter for _, parameter in trainable]
+        self._groups = layer_groups([name for name, _ in trainable])
         self._is_due = False
-        self.phases.watchers.append(self._watch)
+        self.phases.watchers.append(self._measure_before_clipping)
 
     def on_before_step(self, at: Progress) -> None:
         """Decide whether to measure the next update."""
@@ -85,7 +90,7 @@ class Gradients(Callback):
             math.fsum(norms[i] ** 2 for i in positions)
             for positions in self._groups.values()
         ]
-        totals = self.total(squares)
+        totals = self.total(squares)  # every rank calls it, also without a record
         if self.record is not None:
             groups = {
                 group: {"grad_norm": math.sqrt(total)}
@@ -95,10 +100,10 @@ class Gradients(Callback):
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Stop watching the phases."""
-        if self._watch in self.phases.watchers:
-            self.phases.watchers.remove(self._watch)
+        if self._measure_before_clipping in self.phases.watchers:
+            self.phases.watchers.remove(self._measure_before_clipping)
 
-    def _watch(self, phase: Phase) -> AbstractContextManager[Any]:
+    def _measure_before_clipping(self, phase: Phase) -> AbstractContextManager[Any]:
         if self._is_due and phase == "clip":
             self._norms = _gradient_norms(self._parameters)
         return UNWATCHED
@@ -107,7 +112,7 @@ class Gradients(Callback):
 def _gradient_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the norm of each parameter's gradient, 0 without a gradient, [parameters] float32."""
     gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
-    # On a GPU this is one call for all gradients. It has no public name.
+    # torch has no public name for this function, which on a GPU needs one call for all norms.
     computed = iter(torch._foreach_norm(gradients) if gradients else ())  # noqa: SLF001
     zero = torch.zeros((), device=parameters[0].device)
     norms = [zero if p.grad is None else next(computed) for p in parameters]
@@ -135,13 +140,7 @@ def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:
     for position, (name, block) in enumerate(zip(names, blocks, strict=True)):
         if block is not None:
             stack, number = block.groups()
-            depth = depth_by_stack[stack]
-            width = math.ceil(depth / _MAX_GROUPS)
-            first = int(number) // width * width
-            last = min(first + width, depth) - 1
-            group = f"blocks {first}-{last}" if last > first else f"block {first}"
-            if stack:
-                group = f"{stack} {group}"
+            group = _name_block_range(stack, int(number), depth_by_stack[stack])
         elif _HEAD.search(name):
             group = "head"
         elif _EMBEDDING.search(name):
@@ -152,3 +151,12 @@ def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:
             group = f"adapter {group}"
         groups.setdefault(group, []).append(position)
     return groups
+
+
+def _name_block_range(stack: str | None, number: int, depth: int) -> str:
+    """Name the group of block `number` in a stack of `depth` blocks."""
+    width = math.ceil(depth / _MAX_GROUPS)
+    first = number // width * width
+    last = min(first + width, depth) - 1
+    group = f"blocks {first}-{last}" if last > first else f"block {first}"
+    return f"{stack} {group}" if stack else group

@@ -29,16 +29,16 @@ from toque.training.observers.metrics_log import LossSum, StepWindow
 from toque.training.state_values import optional_number_in
 from toque.units import Duration, Progress
 
-# Seconds between status lines, because each waits for CUDA.
+# Minimum seconds between status lines, because each line waits for CUDA.
 _REFRESH_SECONDS: Final = 0.25
 _METRIC_FORMATS: Final = {"loss": ".4f", "perplexity": ".2f", "bits_per_byte": ".3f"}
-_MAX_EPOCH_ROWS: Final = 4  # rows of epochs that end without an evaluation
-_MIN_TEXT_WIDTH: Final = 24  # characters of a text in a row of a narrow terminal
+_MAX_EPOCH_ROWS: Final = 4  # maximum rows per run for epochs without an evaluation
+_MIN_TEXT_WIDTH: Final = 24  # minimum characters of a generated text in a row
 _EPOCH: Final = Duration(1, "epochs")
 
 
 class Highlight(NamedTuple):
-    """Main score of an evaluation and one of its texts."""
+    """Main score of an evaluation and one of its generated texts."""
 
     name: str = ""  # name of the score with spaces, or "" without a score
     value: float = math.nan
@@ -55,22 +55,22 @@ class _Epoch(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class ConsoleProgress(Callback):
-    """Status line of a run, with a row per evaluation and per epoch."""
+    """Callback that shows a status line, and a row per evaluation and per epoch."""
 
     log_every: Duration  # duration between status lines in the log
     reporter: Reporter
     # Called once if the console fails.
     warn: Callable[[Progress, str], None] = lambda *_: None
     time_left: TimeLeft | None = None
-    """Forecast of the entire command. Without it only the updates are forecast."""
+    """Forecast for the entire command. By default the forecast covers only the updates."""
     highlight: Callable[[], Highlight] = Highlight
-    """Function that returns the main score and a text of the newest evaluation."""
+    """Function that returns the main score and a generated text of the newest evaluation."""
     clock: Callable[[], float] = time.perf_counter
     _warned_of_losses: bool = False
     _best: float | None = None  # lowest held-out loss so far
 
     def state_dict(self) -> State:
-        """Return the lowest held-out loss. `RunStart.best` may be by another metric."""
+        """Return the lowest held-out loss. `RunStart.best` may use another metric."""
         return {"best": self._best}
 
     def load_state_dict(self, state: State) -> None:
@@ -78,7 +78,7 @@ class ConsoleProgress(Callback):
         self._best = optional_number_in(state, "best")
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Show the notes and the step that the session continues from."""
+        """Reset the state of the session. Show its notes and the step that it continues from."""
         self._stop_after = start.stop_after
         self._window = StepWindow()
         self._line = ""
@@ -115,7 +115,7 @@ class ConsoleProgress(Callback):
     def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
         """Show the progress of a long update."""
         if done == total or self.clock() - self._refreshed_at < _REFRESH_SECONDS:
-            return  # the line of the update follows
+            return  # after the last micro-batch, `on_step` shows the update
         current = f"step {at.step + 1:,}: {done} of {total} micro-batches"
         self.reporter.progress(f"{self._line}  ({current})" if self._line else current)
 
@@ -134,9 +134,8 @@ class ConsoleProgress(Callback):
             self.reporter.notice(correction)
 
         is_first = info.before.step == 0
-        is_logged = is_first or self.log_every.crossed(
-            info.before, at, self._stop_after
-        )
+        is_due = self.log_every.crossed(info.before, at, self._stop_after)
+        is_logged = is_first or is_due
         now = self.clock()
         if not is_logged and now - self._refreshed_at < _REFRESH_SECONDS:
             return
@@ -163,12 +162,32 @@ class ConsoleProgress(Callback):
         )
 
     def on_before_evaluate(self, at: Progress) -> None:
-        """Start to measure the evaluation."""
+        """Note the start time of the evaluation."""
         self._evaluation_began = self.clock()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Show a row, and log the metrics with the change since the previous evaluation."""
         loss = metrics.get("loss")
+        self._log_evaluation(at, metrics, loss)
+        if loss is not None and math.isfinite(loss):
+            self._best = loss if self._best is None else min(loss, self._best)
+
+        highlight = self.highlight()
+        held_out_loss = math.nan if loss is None else loss
+        self._show_row(at, held_out_loss, highlight)
+
+        scores = f"held-out loss {_render_number(held_out_loss)}"
+        if highlight.name:
+            scores += f", {highlight.name} {_render_number(highlight.value)}"
+        self._newest_scores = f"{scores} (step {at.step:,})"
+        if self._ended_epoch is not None and self._ended_epoch.at.step == at.step:
+            # The row of the evaluation is also the row of this epoch.
+            self._log_epoch(self._ended_epoch)
+            self._ended_epoch = None
+
+    def _log_evaluation(
+        self, at: Progress, metrics: Mapping[str, float], loss: float | None
+    ) -> None:
         parts = [f"{_render_progress(at)}  evaluation"]
         parts += [
             f"{name} {metrics[name]:{form}}"
@@ -179,19 +198,6 @@ class ConsoleProgress(Callback):
             parts.append(f"({loss - self._last_loss:+.4f})")
         self.reporter.detail("  ".join(parts))
         self._last_loss = loss
-        if loss is not None and math.isfinite(loss):
-            self._best = loss if self._best is None else min(loss, self._best)
-
-        highlight = self.highlight()
-        held_out_loss = math.nan if loss is None else loss
-        self._show_row(at, held_out_loss, highlight)
-        scores = f"held-out loss {_render_number(held_out_loss)}"
-        if highlight.name:
-            scores += f", {highlight.name} {_render_number(highlight.value)}"
-        self._newest_scores = f"{scores} (step {at.step:,})"
-        if self._ended_epoch is not None and self._ended_epoch.at.step == at.step:
-            self._log_epoch(self._ended_epoch)
-            self._ended_epoch = None
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Note the step of the newest save."""
@@ -203,14 +209,12 @@ class ConsoleProgress(Callback):
         self.reporter.notice(f"warning: {message}")
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Show the reason of the end, the newest save and the best evaluation."""
+        """Show the reason for the end, the newest save and the best evaluation."""
         self.reporter.progress("")
         self._show_epoch()
-        save = (
-            f"saved up to step {self._newest_save:,}"
-            if self._newest_save
-            else "nothing saved"
-        )
+        save = "nothing saved"
+        if self._newest_save:
+            save = f"saved up to step {self._newest_save:,}"
         best = f", best {end.best}" if end.best else ""
         self.reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
@@ -225,41 +229,43 @@ class ConsoleProgress(Callback):
             return
         self._log_epoch(epoch)
         share = self._stop_after.fraction(epoch.at)
-        if share > 0:
-            interval = max(1, math.ceil(epoch.at.epoch / share / _MAX_EPOCH_ROWS))
-            if epoch.number % interval == 0:
-                label = Highlight(text=f"(end of epoch {epoch.number})")
-                self._show_row(epoch.at, math.nan, label)
+        if share <= 0:
+            return  # the number of epochs cannot be estimated yet
+        total_epochs = epoch.at.epoch / share
+        interval = max(1, math.ceil(total_epochs / _MAX_EPOCH_ROWS))
+        if epoch.number % interval == 0:
+            label = Highlight(text=f"(end of epoch {epoch.number})")
+            self._show_row(epoch.at, math.nan, label)
 
     def _log_epoch(self, epoch: _Epoch) -> None:
-        scores = (
-            f"; newest evaluation: {self._newest_scores}" if self._newest_scores else ""
-        )
+        scores = ""
+        if self._newest_scores:
+            scores = f"; newest evaluation: {self._newest_scores}"
         self.reporter.detail(
-            f"epoch {epoch.number} ended at step {epoch.at.step:,}: loss "
-            f"{_render_number(epoch.loss)}, the mean of its updates{scores}"
+            f"epoch {epoch.number} ended at step {epoch.at.step:,}: mean training loss "
+            f"{_render_number(epoch.loss)}{scores}"
         )
 
     def _show_row(
         self, at: Progress, held_out_loss: float, highlight: Highlight
     ) -> None:
+        """Show a row of the table, below a heading if the score has another name than before."""
         name = highlight.name or self._score_name or "score"
         width = max(8, len(name))
         if name != self._score_name:
             self._score_name = name
             heading = f"{'step':>7}  {'epoch':>6}  {'loss':>8}  {'held-out':>8}  {name:>{width}}"
-            self.reporter.notice(f"{heading}  written text")
+            self.reporter.notice(f"{heading}  generated text")
 
         loss = self._losses.mean_since(self._losses_at_row)
         self._losses_at_row = self._losses
-        row = (
+        numbers = (
             f"{at.step:>7,}  {at.epoch:>6.2f}  {_render_number(loss):>8}  "
             f"{_render_number(held_out_loss):>8}  {_render_number(highlight.value):>{width}}  "
         )
-        text = one_line(
-            highlight.text, max(_MIN_TEXT_WIDTH, self.reporter.columns - len(row))
-        )
-        self.reporter.notice(f"{row}{text}".rstrip())
+        text_width = max(_MIN_TEXT_WIDTH, self.reporter.columns - len(numbers))
+        row = numbers + one_line(highlight.text, text_width)
+        self.reporter.notice(row.rstrip())
 
     def _warn_of_lost_lines(self, at: Progress) -> None:
         problem = self.reporter.lost
@@ -268,8 +274,8 @@ class ConsoleProgress(Callback):
         self._warned_of_losses = True
         self.warn(
             at,
-            f"the console cannot be written ({problem}), so some of its lines are lost. The run "
-            "continues, and its metrics are in this file",
+            f"cannot write to the console ({problem}), so some lines are lost. The run continues, "
+            "and metrics.jsonl has its metrics",
         )
 
 
@@ -283,7 +289,7 @@ def _render_progress(at: Progress) -> str:
 
 @dataclass(eq=False)
 class Summary(Callback):
-    """Summary of the measurements, logged at intervals. On CUDA only the logging synchronises."""
+    """Callback that logs a summary at intervals. On CUDA only the logging synchronises."""
 
     every: Duration
     reporter: Reporter
@@ -293,10 +299,12 @@ class Summary(Callback):
     ranks: int = 1
     alone_seconds: float | None = None
     """Seconds of one rank's part of an update, measured before the first update."""
-    # FLOPs of both passes; None for no utilisation.
     flops_per_token: float | None = None
-    peak: Peak | None = None  # peak of all ranks together; None for no utilisation
-    uploads: Callable[[], str] | None = None  # describes the uploads so far
+    """FLOPs of the forward and backward passes, or None if they are unknown."""
+    peak: Peak | None = None
+    """Peak FLOP/s of all ranks together, or None if it is unknown."""
+    uploads: Callable[[], str] | None = None
+    """Function that describes the uploads so far."""
     _gpu_percents: list[float] = field(default_factory=list)
     _window: StepWindow = field(default_factory=StepWindow)
     _losses: LossSum = field(default_factory=LossSum)
@@ -304,7 +312,7 @@ class Summary(Callback):
     _previous_loss: float | None = None
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """Read the use of the GPUs from a record of metrics.jsonl. Any thread may call it."""
+        """Add the GPU utilisation in a record of metrics.jsonl. Any thread may call this."""
         if record["event"] == "system":
             percents = (gpu["utilisation_percent"] for gpu in record["gpus"])
             self._gpu_percents.extend(
@@ -323,32 +331,27 @@ class Summary(Callback):
         self._losses = self._losses.plus(info)
         self._norms = self._norms + info.grad_norm.detach().double()
         if self.every.crossed(info.before, info.progress, self._stop_after):
-            self.reporter.detail("\n".join(self._render(info)))
+            loss = self._losses.mean_since(LossSum())
+            self.reporter.detail("\n".join(self._render(info, loss)))
+            self._previous_loss = loss
             self._clear()
 
     def _clear(self) -> None:
+        self._gpu_percents = []
         self._window = StepWindow()
         self._losses = LossSum()
         self._norms = 0.0
 
-    def _render(self, info: StepInfo) -> list[str]:
+    def _render(self, info: StepInfo, loss: float) -> list[str]:
         window = self._window
         n_steps = window.n_steps
-        resident = psutil.Process().memory_info().rss
-        total = psutil.virtual_memory().total
-        memory = f"{resident / 1e9:.2f} GB of {total / 1e9:.1f} GB resident"
-        if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device)
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            memory = f"{peak / 1e9:.2f} GB of the GPU's {total / 1e9:.1f} GB at most; {memory}"
-
         rows = {
             "speed": (
                 f"{n_steps / max(window.seconds, 1e-9):.2f} steps/s, "
                 f"{window.tokens_per_second:,.0f} tokens/s"
             ),
             "utilisation": self._render_utilisation(),
-            "memory": memory,
+            "memory": self._render_memory(),
             "batch": (
                 f"{window.n_examples / n_steps:,.1f} examples and "
                 f"{window.n_tokens / n_steps:,.0f} tokens per update (effective), "
@@ -358,24 +361,31 @@ class Summary(Callback):
         }
         if self.ranks > 1:
             rows["scaling"] = self._render_scaling(window.seconds / n_steps)
-        rows["signs"] = self._render_signs(info.lr)
+        rows["signs"] = self._render_signs(loss, info.lr)
 
         updates = "updates" if n_steps > 1 else "update"
         heading = f"summary at step {info.progress.step:,}, over {n_steps:,} {updates}:"
         return [heading, *(f"  {name:14}{text}" for name, text in rows.items())]
 
+    def _render_memory(self) -> str:
+        resident = psutil.Process().memory_info().rss
+        total = psutil.virtual_memory().total
+        memory = f"{resident / 1e9:.2f} GB of {total / 1e9:.1f} GB resident"
+        if self.device.type != "cuda":
+            return memory
+        gpu_peak = torch.cuda.max_memory_allocated(self.device)
+        gpu_total = torch.cuda.get_device_properties(self.device).total_memory
+        return f"{gpu_peak / 1e9:.2f} GB of the GPU's {gpu_total / 1e9:.1f} GB at most; {memory}"
+
     def _render_utilisation(self) -> str:
         percents = self._gpu_percents
-        self._gpu_percents = []
-        gpu = (
-            f"; GPU busy {sum(percents) / len(percents):.0f} % of the time"
-            if percents
-            else ""
-        )
+        gpu = ""
+        if percents:
+            gpu = f"; GPU busy {sum(percents) / len(percents):.0f} % of the time"
         share = self._window.utilisation(self.flops_per_token, self.peak)
         if self.peak is None or share is None:
             return f"not measured{gpu}"
-        if share > 1.0:  # `MetricsLog` warns of it
+        if share > 1.0:  # `MetricsLog` warns of this
             return f"unknown, because updates are faster than the peak{gpu}"
         return (
             f"{share:.1%} of the peak, {self.peak.flops_per_second:.3g} FLOP/s "
@@ -387,19 +397,18 @@ class Summary(Callback):
         alone = self.alone_seconds
         if alone is None:
             return f"{self.ranks} ranks; efficiency not measured"
-        efficiency = (
-            f"about {alone / seconds:.0%}" if 0 < alone <= seconds else "unknown"
-        )
+        # An efficiency above 1 means that the measurement before the run was disturbed.
+        efficiency = "unknown"
+        if 0 < alone <= seconds:
+            efficiency = f"about {alone / seconds:.0%}"
         return (
             f"{self.ranks} ranks, efficiency {efficiency}: a rank's part of an update took "
-            f"{alone:.3g} s before the run, an update {seconds:.3g} s"
+            f"{alone:.3g} s before the run, an update takes {seconds:.3g} s"
         )
 
-    def _render_signs(self, lr: float) -> str:
+    def _render_signs(self, loss: float, lr: float) -> str:
         """Describe the signs of learning: loss, gradient norm and learning rate."""
-        loss = self._losses.mean_since(LossSum())
         previous = self._previous_loss
-        self._previous_loss = loss
         signs = f"loss {loss:.4f}"
         if previous is not None:
             direction = "falling" if loss < previous else "NOT falling"
@@ -409,6 +418,7 @@ class Summary(Callback):
         signs += f"; gradient norm {norm:.2f} on average"
         if norm >= GRAD_NORM:
             signs += f", above {GRAD_NORM:g}"
+
         first_lr = self._window.first_lr
         change = "constant" if first_lr == lr else f"from {first_lr:.2e}"
         signs += f"; learning rate {lr:.2e}, {change}"

@@ -1,9 +1,9 @@
 """Metrics log `metrics.jsonl`, with one JSON object per line. All other records are copies of it.
 
 A step event has the loss, learning rate and gradient norm of its update, and the throughput and
-sums since the previous step event. One is written before every save. A run that continues from a
-checkpoint therefore counts every update once: `toque.runs.history` leaves out the events of an
-earlier session after that checkpoint.
+sums since the previous step event. A step event is written before every save. A run that continues
+from a checkpoint therefore counts every update once: `toque.runs.history` leaves out events that
+an earlier session wrote after that checkpoint.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from toque.units import Duration, Progress
 
 
 class LossSum(NamedTuple):
-    """Sum of the training loss in nats, and its target tokens, over updates with a finite loss.
+    """Sums of the training loss in nats and of its target tokens, over updates with a finite loss.
 
     The sums are tensors on the device, so adding an update does not wait for CUDA.
     """
@@ -51,7 +51,7 @@ class LossSum(NamedTuple):
     targets: Tensor | float = 0.0
 
     def plus(self, info: StepInfo) -> LossSum:
-        """Return the sums with another update."""
+        """Return the sums after another update."""
         loss = torch.as_tensor(info.loss).detach().double()
         is_finite = torch.isfinite(loss)
         nats = torch.where(is_finite, loss, 0.0) * info.n_targets
@@ -177,27 +177,29 @@ def start_event(
     }
 
 
+RecordSink = Callable[[Mapping[str, Any]], None]
+"""Function that receives a copy of every record."""
+
+
 @dataclass(eq=False)
 class MetricsLog(Callback):
-    """Writer of a run's events. On a full disk only records are lost."""
+    """Callback that writes a run's events. A full disk loses records, but the run continues."""
 
     path: Path
     log_every: Duration  # time between step events; the first update always has one
-    # Further fields of the start event.
     about: Mapping[str, Any] = field(default_factory=dict)
-    # FLOPs of both passes; None for no utilisation.
+    """Further fields of the start event."""
     flops_per_token: float | None = None
+    """FLOPs of the forward and backward passes, or None to record no utilisation."""
     peak: Peak | None = None
     evaluated: Callable[[], Mapping[str, Any]] = dict
     """Function that returns the fields `seconds` and `texts` of the newest evaluation."""
-    copies: Sequence[
-        Callable[[Mapping[str, Any]], None]
-    ] = ()  # called with every record
+    copies: Sequence[RecordSink] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Device of the run. On a GPU, step events have the session's peak of allocated bytes."""
     dropped_records: int = 0
     _window: StepWindow = field(default_factory=StepWindow)
-    # Losses of the window's updates, [] each.
+    # Scalar loss of each update in the window.
     _losses: list[Tensor] = field(default_factory=list)
     _stop_after: Duration | None = None
     _file: JsonLines | None = None
@@ -214,12 +216,14 @@ class MetricsLog(Callback):
             self._file = JsonLines(self.path)
         except OSError as error:
             raise CheckpointError(
-                f"{self.path} cannot be written: {error.strerror}. It stores the metrics of the "
-                "run. Choose another run_dir, or check that you may write to this one."
+                f"{self.path} cannot be written: {error.strerror}. It stores the run's metrics. "
+                "Choose another run_dir, or check that you may write to this one."
             ) from error
+
         self._stop_after = start.stop_after
         self._window = StepWindow()
         self._losses = []
+
         peak = self.peak
         self._write(
             "start",
@@ -246,10 +250,12 @@ class MetricsLog(Callback):
             self._write_step()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Write the held-out metrics in `metrics`, and the scores of texts in `texts`."""
+        """Write the held-out metrics to `metrics`, and the scores of generated texts to `texts`."""
         details = dict(self.evaluated())
-        texts = details.get("texts", {})
-        heldout = {name: value for name, value in metrics.items() if name not in texts}
+        text_scores = details.get("texts", {})
+        heldout = {
+            name: value for name, value in metrics.items() if name not in text_scores
+        }
         self._write(
             "evaluation", step=at.step, epoch=at.epoch, metrics=heldout, **details
         )
@@ -277,6 +283,7 @@ class MetricsLog(Callback):
         """Write the end event and close the file."""
         if end.error is None or end.reason == "non_finite":
             self._write_step()
+
         best: dict[str, Any] | None = None
         if end.best is not None:
             best = {
@@ -285,6 +292,7 @@ class MetricsLog(Callback):
                 end.best.metric: end.best.score,
             }
         optional = {"parts": dict(end.parts)} if end.parts else {}
+
         self._write(
             "end",
             step=end.progress.step,
@@ -298,18 +306,20 @@ class MetricsLog(Callback):
             skipped_updates=end.skipped_updates,
             **optional,
         )
+
         with self._write_lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
 
     def record(self, event: str, **fields: Any) -> None:
-        """Write an event of another callback during a session. Any thread may call this."""
+        """Write an event from another callback during a session. Any thread may call this."""
         with self._write_lock:
             if self._file is not None:
                 self._write(event, **fields)
 
     def _write_step(self) -> None:
+        """Write a step event about the updates since the previous one, if there are any."""
         window = self._window
         last = window.last
         if last is None:
@@ -318,28 +328,17 @@ class MetricsLog(Callback):
         self._window = StepWindow()
         self._losses = []
 
-        mfu = window.utilisation(self.flops_per_token, self.peak)
-        if self.peak is not None and mfu is not None and mfu > 1.0:
-            mfu = None
-            if not self._warned_of_peak:
-                self._warned_of_peak = True
-                self.on_warning(
-                    last.progress,
-                    "the share of the peak (mfu) is not recorded: "
-                    f"{self.peak.too_low_message}. Training itself is not affected",
-                )
-
         optional: dict[str, Any] = {}
         if last.stage is not None:
             optional["stage"] = last.stage
         if window.parts:
             optional["parts"] = window.parts
         if len(losses) > 1:
-            optional["losses"] = torch.stack(
-                losses
-            ).tolist()  # waits for the device once
+            # Waits for the device once instead of once per loss.
+            optional["losses"] = torch.stack(losses).tolist()
         if self.device.type == "cuda":
             optional["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
+
         self._write(
             "step",
             step=last.progress.step,
@@ -354,30 +353,43 @@ class MetricsLog(Callback):
             run_seconds=last.progress.seconds,
             tokens_per_second=window.tokens_per_second,
             data_wait_seconds=window.data_wait_seconds,
-            mfu=mfu,
+            mfu=self._plausible_utilisation(window, last.progress),
             **optional,
         )
+
+    def _plausible_utilisation(self, window: StepWindow, at: Progress) -> float | None:
+        """Return the utilisation of a window. If it is above 1, warn once and return None."""
+        mfu = window.utilisation(self.flops_per_token, self.peak)
+        if self.peak is None or mfu is None or mfu <= 1.0:
+            return mfu
+        if not self._warned_of_peak:
+            self._warned_of_peak = True
+            self.on_warning(
+                at,
+                f"the share of the peak (mfu) is not recorded: {self.peak.too_low_message}. "
+                "Training itself is not affected",
+            )
+        return None
 
     def _write(self, event: str, **fields: Any) -> None:
         record = {"event": event, **fields}
         with self._write_lock:
-            if (
-                self._file is not None
-                and self._file.append([_encode(record)]) is not None
-            ):
-                self.dropped_records += 1
+            if self._file is not None:
+                error = self._file.append([_encode(record)])
+                if error is not None:
+                    self.dropped_records += 1
             for copy in self.copies:
                 copy(record)
 
 
-def write_after(run: Path, parts: Mapping[str, float]) -> None:
-    """Record the seconds of work after a run's last session, such as uploads, by its name."""
+def write_after_event(run: Path, parts: Mapping[str, float]) -> None:
+    """Append an `after` event: the seconds of each activity after the run's last session."""
     append_json_lines(
         run / METRICS, [_encode({"event": "after", "parts": dict(parts)})]
     )
 
 
 def _encode(record: Mapping[str, Any]) -> bytes:
-    # JSON does not have NaN and infinity. Parsing the text replaces them by null.
+    # JSON has no NaN and no infinity, so parsing replaces them by null.
     plain = json.loads(json.dumps(record), parse_constant=lambda _name: None)
     return json.dumps(plain).encode()

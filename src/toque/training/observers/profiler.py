@@ -1,8 +1,8 @@
-"""Profiler of some updates: torch.profiler's traces and tables of operations.
+"""Profiler of selected updates: torch.profiler's traces and tables of operations.
 
 Each repetition of the schedule writes a Chrome trace and a table into `trace/` of the run folder.
-Profiled updates are marked as slowed, so rates leave them out. Their results are bitwise
-identical. With several ranks, rank 0 is profiled.
+Profiled updates are marked as slowed, so rates leave them out. Their results are bitwise identical
+to those of a run without a profiler. With several ranks, only rank 0 is profiled.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from toque.units import Progress
 
 FOLDER: Final = "trace"  # folder of the traces in the run folder
 _TABLE_ROWS: Final = 25
-_STACK_DEPTH: Final = 6  # Python functions of an operation's call stack in the table
+_STACK_DEPTH: Final = 6  # Python frames per call stack in the table
 _EXECUTED: Final[list[object]] = []
 """Code objects that Python executed while call stacks were traced. It is empty at other times.
 
-torch stores pointers into code objects and reads their names at the end. The code of a module is
-deleted after its import, e.g. of a tracker's package in a thread, and its memory is used again.
+torch stores pointers into code objects and reads their names at the end. Python deletes a module's
+code after the import, e.g. when a thread imports a tracker's package, and reuses its memory.
 """
 
 
@@ -58,7 +58,7 @@ def _keep_executed_code() -> None:
 
 @dataclass(eq=False)
 class Profiler(Callback):
-    """Profiler of some updates of every session. If it fails, training continues."""
+    """Callback that profiles selected updates of every session. If it fails, training continues."""
 
     settings: ProfileConfig
     folder: Path  # run folder
@@ -86,14 +86,14 @@ class Profiler(Callback):
             active=settings.active,
             repeat=settings.repeat,
         )
-        self.runtime.phases.watchers.append(self._watch)
+        self.runtime.phases.watchers.append(self._annotate)
         if start.stop_after.unit == "steps":
             n_updates = int(start.stop_after.amount) - start.progress.step
             self._warn_if_too_short(start.progress, n_updates)
         self._stop_on_error(start.progress, self._start)
 
     def on_before_step(self, at: Progress) -> None:
-        """Note whether the profiler slows this update."""
+        """Set `slows`, i.e. whether the schedule records or warms up at this update."""
         is_on = self._profile is not None
         self.slows = is_on and self._action_at(self._updates) is not ProfilerAction.NONE
 
@@ -113,12 +113,13 @@ class Profiler(Callback):
         if stopped is not None:
             self._stop_on_error(end.progress, stopped.stop)
         _EXECUTED.clear()
-        if self._watch in self.runtime.phases.watchers:
-            self.runtime.phases.watchers.remove(self._watch)
+        if self._annotate in self.runtime.phases.watchers:
+            self.runtime.phases.watchers.remove(self._annotate)
         if end.error is None and end.reason != INTERRUPTED and not self._warned:
             self._warn_if_too_short(end.progress, self._updates)
 
-    def _watch(self, phase: Phase) -> AbstractContextManager[Any]:
+    def _annotate(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Return a context that marks a phase in the trace."""
         return record_function(f"toque: {phase}") if self.slows else UNWATCHED
 
     def _start(self) -> None:
@@ -128,43 +129,46 @@ class Profiler(Callback):
         if self.runtime.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         with_stacks = self.settings.stacks
+        experimental_config = None
         if with_stacks:
+            # Only this setting, which has no public name, adds the stacks to torch's table.
+            experimental_config = _ExperimentalConfig(verbose=True)
             _keep_executed_code()
-            _EXECUTED.append(self)
+            _EXECUTED.append(self)  # any first entry switches the hook on
         self._profile = profile(
             activities=activities,
             schedule=self._action_at,
             on_trace_ready=self._on_trace,
             profile_memory=self.settings.memory,
             with_stack=with_stacks,
-            # Only this setting, which has no public name, adds the stacks to torch's table.
-            experimental_config=_ExperimentalConfig(verbose=True)
-            if with_stacks
-            else None,
+            experimental_config=experimental_config,
         )
         self._profile.start()
 
     def _on_trace(self, trace: profile) -> None:
+        """Write the files of a repetition. Store an error for `_stop_on_error`."""
         try:
             if self._steps:
-                self._write(trace, self._steps)
+                self._write_files(trace, self._steps)
         except Exception as error:  # noqa: BLE001 - torch and the disk may raise anything
             self._error = error
         self._steps = []
         # Otherwise torch warns that the next trace lacks these events.
         trace.profiler = None
 
-    def _write(self, trace: profile, steps: Sequence[int]) -> None:
+    def _write_files(self, trace: profile, steps: Sequence[int]) -> None:
         folder = self.folder / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         name = f"step-{steps[0]:08d}"
+
+        # torch can only write to a path, so the complete file is copied into place.
         with TemporaryDirectory(dir=folder, prefix="temp-") as temp:
             chrome_trace = Path(temp) / "trace.json.gz"
             trace.export_chrome_trace(str(chrome_trace))
             atomic_write(folder / f"{name}.json.gz", chrome_trace.read_bytes())
-        averages = trace.key_averages(
-            group_by_stack_n=_STACK_DEPTH if self.settings.stacks else 0
-        )
+
+        stack_depth = _STACK_DEPTH if self.settings.stacks else 0
+        averages = trace.key_averages(group_by_stack_n=stack_depth)
         processor = "device" if self.runtime.device.type == "cuda" else "cpu"
         table = averages.table(
             sort_by=f"self_{processor}_time_total",
@@ -174,8 +178,8 @@ class Profiler(Callback):
         )
         atomic_write(folder / f"{name}-operations.txt", table.encode())
         self.notice(
-            f"profiled updates {steps[0]:,} to {steps[-1]:,}: the operations are in "
-            f"{folder / name}-operations.txt, and ui.perfetto.dev shows {folder / name}.json.gz"
+            f"profiled updates {steps[0]:,} to {steps[-1]:,}. Table of operations: "
+            f"{folder / name}-operations.txt. Trace for ui.perfetto.dev: {folder / name}.json.gz"
         )
 
     def _stop_on_error(self, at: Progress, action: Callable[[], None]) -> None:
@@ -194,19 +198,20 @@ class Profiler(Callback):
             reason = str(error).partition("\n")[0]
             self.warn(
                 at,
-                f"profiling ended: {type(error).__name__}: {reason:.200}. Earlier traces are in "
+                f"profiling failed: {type(error).__name__}: {reason:.200}. Earlier traces are in "
                 "trace/ of the run folder. Training continues",
             )
 
     def _warn_if_too_short(self, at: Progress, n_updates: int) -> None:
-        plan = self.settings
-        cycle = plan.wait + plan.warmup + plan.active
-        if not 0 < n_updates < cycle * plan.repeat:
+        settings = self.settings
+        cycle = settings.wait + settings.warmup + settings.active
+        needed = cycle * settings.repeat
+        if not 0 < n_updates < needed:
             return
         self._warned = True
         self.warn(
             at,
-            f"observe.profile needs {cycle * plan.repeat:,} updates, but this session has "
-            f"{n_updates:,}: {n_updates // cycle} of {plan.repeat} traces are complete. Use "
-            "smaller numbers, e.g. observe.profile={wait: 1, warmup: 1, active: 2, repeat: 1}",
+            f"observe.profile needs {needed:,} updates, but this session has {n_updates:,}, so "
+            f"{n_updates // cycle} of {settings.repeat} traces are complete. Use smaller numbers, "
+            "e.g. observe.profile={wait: 1, warmup: 1, active: 2, repeat: 1}",
         )

@@ -1,11 +1,11 @@
 """System sampler: a thread that writes a `system` event every few seconds of a run.
 
 The thread reads only the step of the run, so it cannot change results. With several ranks, rank 0
-samples its entire machine. `host` in an event contains the kernel's counts of delays, if the kernel
-has them:
+samples its entire machine. An event's `host` contains the delays that the kernel counts, as far as
+this kernel supports them:
 
 * Waiting for a core: seconds that a ready thread waited because another thread had its core
-  (`/proc/self/task/*/schedstat`). The value is of the thread that waited longest.
+  (`/proc/self/task/*/schedstat`), for the thread that waited longest.
 * Asleep: seconds in which the main thread was not ready to run, because it waited or was stopped.
 * Memory: seconds in which a process waited for pages (`/proc/pressure/memory`), and the number of
   pages that were read from disk again.
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import psutil
 import torch
@@ -41,10 +41,10 @@ _RATES: Final = (
 )
 _THROTTLED_UNITS: Final = {"throttled_usec": 1e6, "throttled_time": 1e9}
 """Units per second of the counters of cgroups v2 and v1."""
-# Wait for the last reading; it hangs if a driver is broken.
 _PATIENCE_SECONDS: Final = 5.0
+"""Maximum wait for the last reading, which hangs if a driver is broken."""
 _MIN_SECONDS: Final = 0.2
-"""Shortest time between the last two readings. Rates over a shorter time mean little."""
+"""Minimum time between the last two readings. Rates over a shorter time mean little."""
 _THROTTLE_REASONS: Final = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -55,17 +55,35 @@ _THROTTLE_REASONS: Final = {
 """Names of NVML's bits nvmlClocksEventReason* for reduced clocks, except for idling."""
 _NVML_TEMPERATURE_GPU: Final = 0
 
+_Schedule = tuple[float, float]
+"""Seconds that a thread ran, and that it waited for a core."""
+_NEW_THREAD: Final = (0.0, 0.0)
+
+
+class _Counters(NamedTuple):
+    """Counters of the machine and this process at one time."""
+
+    use: ProcessorUse
+    schedules: dict[str, _Schedule]
+    """Schedules by thread id."""
+    totals: dict[str, float]
+    """Totals since the system started, by the names of rates and of fields in `host`."""
+
+    @classmethod
+    def now(cls) -> Self:
+        """Read the counters."""
+        return cls(ProcessorUse.now(), _read_schedules(), _read_totals())
+
 
 class Host:
-    """Readings of the machine and this process. psutil measures since the thread's last reading."""
+    """Reader of the machine and this process. One thread must make all readings."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        psutil.cpu_percent(percpu=True)  # the first call starts psutil's measurement
+        # psutil measures the use of cores since the previous call, so call it once first.
+        psutil.cpu_percent(percpu=True)
         self._process.cpu_percent()
-        self._use = ProcessorUse.now()
-        self._schedules = _read_schedules()
-        self._totals = _read_totals()
+        self._counters = _Counters.now()
 
     def read(self) -> dict[str, Any]:
         """Return the readings since the last call, with None for unknown readings.
@@ -73,40 +91,28 @@ class Host:
         Raises:
             psutil.Error, OSError: The system refuses a reading.
         """
-        use_before, schedules_before = self._use, self._schedules
-        totals_before = self._totals
-        self._use = ProcessorUse.now()
-        self._schedules = _read_schedules()
-        self._totals = _read_totals()
+        before = self._counters
+        now = self._counters = _Counters.now()
 
-        seconds = self._use.at - use_before.at
+        seconds = now.use.at - before.use.at
         growth = {
-            name: total - totals_before[name]
-            for name, total in self._totals.items()
-            if name in totals_before
+            name: total - before.totals[name]
+            for name, total in now.totals.items()
+            if name in before.totals
         }
         rates: dict[str, float | None] = dict.fromkeys(_RATES)
         for name in rates.keys() & growth.keys():
             # The total is smaller after a disk was removed.
             rates[name] = round(max(0, growth.pop(name)) / max(seconds, 1e-3), 1)
+
+        own_seconds = now.use.own - before.use.own
         host = {
             "seconds": seconds,
-            "own_cores": (self._use.own - use_before.own) / seconds
-            if seconds > 0
-            else 0.0,
-            "others_cores": self._use.others_since(use_before),
+            "own_cores": own_seconds / seconds if seconds > 0 else 0.0,
+            "others_cores": now.use.others_since(before.use),
             **growth,
+            **_thread_delays(before, now),
         }
-        if self._schedules and schedules_before:
-            before = dict.fromkeys(self._schedules, (0.0, 0.0)) | schedules_before
-            waits = (
-                waited - before[tid][1] for tid, (_, waited) in self._schedules.items()
-            )
-            host["waiting_for_core_seconds"] = max(waits)
-            main_thread = str(os.getpid())
-            if main_thread in self._schedules:
-                awake = sum(self._schedules[main_thread]) - sum(before[main_thread])
-                host["asleep_seconds"] = max(0.0, seconds - awake)
 
         all_cores = psutil.cpu_percent(percpu=True)
         memory = psutil.virtual_memory()
@@ -123,29 +129,47 @@ class Host:
         }
 
 
-def _read_schedules() -> dict[str, tuple[float, float]]:
-    """Return the seconds that each thread ran and waited for a core, except low-priority threads.
+def _thread_delays(before: _Counters, now: _Counters) -> dict[str, float]:
+    """Return the longest wait for a core, and the time that the main thread slept."""
+    if not before.schedules or not now.schedules:
+        return {}
+    waits = []
+    for thread, (_, waited) in now.schedules.items():
+        _, waited_before = before.schedules.get(thread, _NEW_THREAD)
+        waits.append(waited - waited_before)
+    delays = {"waiting_for_core_seconds": max(waits)}
+
+    main_thread = str(os.getpid())
+    if main_thread in now.schedules:
+        # A thread that runs or waits for a core is awake.
+        awake_before = sum(before.schedules.get(main_thread, _NEW_THREAD))
+        awake = sum(now.schedules[main_thread]) - awake_before
+        seconds = now.use.at - before.use.at
+        delays["asleep_seconds"] = max(0.0, seconds - awake)
+    return delays
+
+
+def _read_schedules() -> dict[str, _Schedule]:
+    """Return the schedule of each thread except threads with a low priority.
 
     Toque's background work lowers the priority of its threads.
     """
-    schedules: dict[str, tuple[float, float]] = {}
+    schedules = {}
     with suppress(OSError):
         process_niceness = os.getpriority(os.PRIO_PROCESS, os.getpid())
         for thread in Path("/proc/self/task").iterdir():
             with suppress(OSError, IndexError, ValueError):  # the thread may have ended
-                if (
-                    os.getpriority(os.PRIO_PROCESS, int(thread.name))
-                    <= process_niceness
-                ):
-                    ran, waited = (
-                        (thread / "schedstat").read_text(encoding="ascii").split()[:2]
-                    )
-                    schedules[thread.name] = int(ran) / 1e9, int(waited) / 1e9
+                niceness = os.getpriority(os.PRIO_PROCESS, int(thread.name))
+                if niceness > process_niceness:
+                    continue
+                fields = (thread / "schedstat").read_text(encoding="ascii").split()
+                ran, waited = fields[:2]
+                schedules[thread.name] = int(ran) / 1e9, int(waited) / 1e9
     return schedules
 
 
 def _read_totals() -> dict[str, float]:
-    """Return the counts since the system started, by the names of rates and of `host`."""
+    """Return the totals since the system started. Totals that the system lacks are left out."""
     totals: dict[str, float] = {
         "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     }
@@ -154,24 +178,25 @@ def _read_totals() -> dict[str, float]:
     if disk is not None:
         totals["disk_read_bytes_per_second"] = disk.read_bytes
         totals["disk_write_bytes_per_second"] = disk.write_bytes
+
     interfaces = psutil.net_io_counters(pernic=True) or {}
     interfaces.pop("lo", None)
     if interfaces:
-        counters = interfaces.values()
-        totals["network_received_bytes_per_second"] = sum(
-            c.bytes_recv for c in counters
-        )
-        totals["network_sent_bytes_per_second"] = sum(c.bytes_sent for c in counters)
+        received = sum(counter.bytes_recv for counter in interfaces.values())
+        sent = sum(counter.bytes_sent for counter in interfaces.values())
+        totals["network_received_bytes_per_second"] = received
+        totals["network_sent_bytes_per_second"] = sent
+
     with suppress(OSError, ValueError, IndexError):
-        first_line = (
-            Path("/proc/pressure/memory").read_text(encoding="ascii").splitlines()[0]
-        )
-        totals["memory_stall_seconds"] = int(first_line.rpartition("total=")[2]) / 1e6
+        pressure = Path("/proc/pressure/memory").read_text(encoding="ascii")
+        some_process_waited = pressure.splitlines()[0]
+        microseconds = some_process_waited.rpartition("total=")[2]
+        totals["memory_stall_seconds"] = int(microseconds) / 1e6
+
     for path in ("/sys/fs/cgroup/cpu/cpu.stat", "/sys/fs/cgroup/cpu.stat"):
         with suppress(OSError, ValueError):
-            counts = dict(
-                line.split() for line in Path(path).read_text("ascii").splitlines()
-            )
+            lines = Path(path).read_text(encoding="ascii").splitlines()
+            counts = dict(line.split() for line in lines)
             for name in _THROTTLED_UNITS.keys() & counts.keys():
                 totals["throttled_seconds"] = int(counts[name]) / _THROTTLED_UNITS[name]
     return totals
@@ -182,7 +207,7 @@ Record = Callable[..., None]
 
 
 class Gpus:
-    """Readings of all GPUs of the machine by `pynvml`, which raises if the driver is missing."""
+    """Reader of the machine's GPUs through `pynvml`, which raises if the driver is missing."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -193,31 +218,29 @@ class Gpus:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the readings of each GPU, with None for unsupported readings."""
+        return [
+            self._read_gpu(index, handle) for index, handle in enumerate(self._handles)
+        ]
+
+    def _read_gpu(self, index: int, handle: Any) -> dict[str, Any]:
         nvml, query = self._nvml, self._query
-        readings = []
-        for index, handle in enumerate(self._handles):
-            memory = query(nvml.nvmlDeviceGetMemoryInfo, handle)
-            use = query(nvml.nvmlDeviceGetUtilizationRates, handle)
-            milliwatts = query(nvml.nvmlDeviceGetPowerUsage, handle)
-            reason_bits = (
-                query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
-            )
-            reading = {
-                "index": index,
-                "name": query(nvml.nvmlDeviceGetName, handle),
-                "utilisation_percent": None if use is None else use.gpu,
-                "memory_used_bytes": None if memory is None else int(memory.used),
-                "memory_total_bytes": None if memory is None else int(memory.total),
-                "power_watts": None if milliwatts is None else milliwatts / 1000,
-                "temperature_celsius": query(
-                    nvml.nvmlDeviceGetTemperature, handle, _NVML_TEMPERATURE_GPU
-                ),
-                "throttled": [
-                    name for bit, name in _THROTTLE_REASONS.items() if reason_bits & bit
-                ],
-            }
-            readings.append(reading)
-        return readings
+        memory = query(nvml.nvmlDeviceGetMemoryInfo, handle)
+        use = query(nvml.nvmlDeviceGetUtilizationRates, handle)
+        milliwatts = query(nvml.nvmlDeviceGetPowerUsage, handle)
+        celsius = query(nvml.nvmlDeviceGetTemperature, handle, _NVML_TEMPERATURE_GPU)
+        reasons = query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+        return {
+            "index": index,
+            "name": query(nvml.nvmlDeviceGetName, handle),
+            "utilisation_percent": getattr(use, "gpu", None),
+            "memory_used_bytes": getattr(memory, "used", None),
+            "memory_total_bytes": getattr(memory, "total", None),
+            "power_watts": None if milliwatts is None else milliwatts / 1000,
+            "temperature_celsius": celsius,
+            "throttled": [
+                name for bit, name in _THROTTLE_REASONS.items() if reasons & bit
+            ],
+        }
 
     def close(self) -> None:
         """Shut NVML down."""
@@ -236,14 +259,15 @@ def find_gpus() -> tuple[Gpus | None, str]:
         return Gpus(importlib.import_module("pynvml")), ""
     except ImportError:
         return None, (
-            "the package nvidia-ml-py is not installed, so the GPU's use, memory and temperature "
-            "are not recorded. Install it with pip install 'toque[gpu]'. The run continues"
+            "the package nvidia-ml-py is not installed, so the run does not record the GPU's "
+            "utilisation, memory and temperature. Install it with pip install 'toque[gpu]'. The "
+            "run continues"
         )
     except Exception as error:  # noqa: BLE001 - a broken driver library may raise anything
         return None, (
-            f"the GPU cannot be read ({type(error).__name__}: {error}), so its use is not "
-            "recorded. In a container, check that the driver's library libnvidia-ml.so.1 exists "
-            "and that you may read it. The run continues"
+            f"the GPU cannot be read ({type(error).__name__}: {error}), so the run does not record "
+            "its utilisation. In a container, check that the driver's library libnvidia-ml.so.1 "
+            "exists and that you may read it. The run continues"
         )
 
 
@@ -254,11 +278,11 @@ class SystemSampler(Callback):
     record: Record
     every_seconds: float
     warn: Callable[[Progress, str], None]
-    on_gpu: bool = False  # whether to read the machine's GPUs
+    on_gpu: bool = False  # True to read the machine's GPUs
     make_host: Callable[[], Host] = Host
-    spinning: int = 0  # torch's threads that spin while they wait
+    spinning: int = 0  # number of torch's threads that spin while they wait
     _at: Progress = field(default_factory=Progress)
-    _over: threading.Event = field(default_factory=threading.Event)
+    _session_over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _warnings: list[str] = field(default_factory=list)
     _warned_of_busy_machine: bool = False
@@ -273,19 +297,22 @@ class SystemSampler(Callback):
     ) -> Self:
         """Build the sampler of a run on `device`. `every` is the setting observe.system."""
         on_gpu = device.type == "cuda"
-        spinning = (
-            0 if on_gpu or chosen_by_user(waits_in()) else torch.get_num_threads()
-        )
+        spinning = torch.get_num_threads()
+        if on_gpu or chosen_by_user(waits_in()):
+            spinning = 0
         return cls(record, every.seconds or 0.0, warn, on_gpu, spinning=spinning)
 
     def on_fit_start(self, start: RunStart) -> None:
         """Start the thread."""
         self._at = start.progress
-        # A thread that hangs must not keep the process alive, so it is a daemon. It must not write
-        # into the next session either, so every session has its own event.
-        self._over = threading.Event()
+        # A thread that hangs must not write into the next session, so every session has its own
+        # event. It must not keep the process alive either, so it is a daemon.
+        self._session_over = threading.Event()
         self._thread = threading.Thread(
-            target=self._work, args=(self._over,), name="system sampler", daemon=True
+            target=self._sample_session,
+            args=(self._session_over,),
+            name="system sampler",
+            daemon=True,
         )
         self._thread.start()
 
@@ -296,7 +323,7 @@ class SystemSampler(Callback):
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Wait for the last reading."""
-        self._over.set()
+        self._session_over.set()
         if self._thread is not None:
             self._thread.join(_PATIENCE_SECONDS)
         self._show_warnings()
@@ -306,41 +333,50 @@ class SystemSampler(Callback):
         while self._warnings:
             self.warn(self._at, self._warnings.pop(0))
 
-    def _work(self, over: threading.Event) -> None:
+    def _sample_session(self, session_over: threading.Event) -> None:
+        """Record readings until the session is over. An error ends only the recording."""
         gpus: Gpus | None = None
         if self.on_gpu:
-            # Drivers are slow, so this is not in the loop's thread.
+            # Drivers are slow, so the loop's thread does not load them.
             gpus, problem = find_gpus()
             if problem:
                 self._warnings.append(problem)
 
         try:
-            host = self.make_host()
-            read_at = time.monotonic()
-            has_read = is_last = False
-            while not is_last:
-                is_last = over.wait(self.every_seconds)
-                seconds = time.monotonic() - read_at
-                if is_last and has_read and seconds < _MIN_SECONDS:
-                    return
-                has_read = True
-                read_at += seconds
-                reading = host.read()
-                reading["gpus"] = [] if gpus is None else gpus.read()
-                self._warn_of_busy_machine(reading["host"]["others_cores"])
-                self.record(
-                    "system", step=self._at.step, seconds=round(seconds, 3), **reading
-                )
+            self._record_readings(gpus, session_over)
         except (psutil.Error, OSError, RuntimeError, ValueError) as error:
             self._warnings.append(
-                f"the system cannot be read ({type(error).__name__}: {error}), so its use is no "
-                "longer recorded. The run continues. Set observe.system=null to turn this off"
+                f"the system cannot be read ({type(error).__name__}: {error}), so the run no "
+                "longer records its use. The run continues. Set observe.system=null to turn this "
+                "off"
             )
         finally:
             if gpus is not None:
                 gpus.close()
 
+    def _record_readings(
+        self, gpus: Gpus | None, session_over: threading.Event
+    ) -> None:
+        host = self.make_host()
+        read_at = time.monotonic()
+        has_read = False
+        is_last = False
+        while not is_last:
+            is_last = session_over.wait(self.every_seconds)
+            seconds = time.monotonic() - read_at
+            if is_last and has_read and seconds < _MIN_SECONDS:
+                return
+            has_read = True
+            read_at += seconds
+            reading = host.read()
+            reading["gpus"] = [] if gpus is None else gpus.read()
+            self._warn_of_busy_machine(reading["host"]["others_cores"])
+            self.record(
+                "system", step=self._at.step, seconds=round(seconds, 3), **reading
+            )
+
     def _warn_of_busy_machine(self, others: float) -> None:
+        """Queue a warning, once, if programs on `others` cores delay the spinning threads."""
         cores = len(usable_cores())
         if self._warned_of_busy_machine or not is_contended(
             threads=self.spinning, others=others, cores=cores
@@ -348,8 +384,8 @@ class SystemSampler(Callback):
             return
         self._warned_of_busy_machine = True
         self._warnings.append(
-            f"other programs keep {others:.1f} of {cores} cores busy, which slows down all of "
-            f"torch's {self.spinning} threads, because they wait for each other. End the other "
+            f"other programs keep {others:.1f} of {cores} cores busy. This slows down all "
+            f"{self.spinning} threads of torch, because they wait for each other. End the other "
             "programs, or start the run with OMP_WAIT_POLICY=PASSIVE in the environment. The "
             "results stay the same"
         )

@@ -1,4 +1,4 @@
-"""Tracker services: TensorBoard, Trackio and W&B behind one small interface."""
+"""Tracker services: TensorBoard, Trackio and W&B behind one interface."""
 
 from __future__ import annotations
 
@@ -7,36 +7,39 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from toque.errors import ConfigError
 
-# step, prompt, text, reference, score.
 Row = tuple[int, str, str, str | None, float | None]
+"""Values of the columns `COLUMNS` for one generated text."""
 COLUMNS: Final = ("step", "prompt", "text", "reference", "recipe_score")
 
 
 class Tracker(Protocol):
-    """Service that is created, used and ended in one thread."""
+    """Tracker's run. One thread creates, uses and ends it."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Log the metrics of an event."""
 
-    def texts(self, step: int, rows: Sequence[Row]) -> None:
-        """Log the texts of a step as a table."""
+    def log_texts(self, step: int, rows: Sequence[Row]) -> None:
+        """Log the generated texts of a step as a table."""
 
-    def file(self, path: Path) -> None:
+    def store_file(self, path: Path) -> None:
         """Store a file of the run, such as its report."""
 
     def end(self, *, failed: bool) -> None:
         """End the tracker's run."""
 
 
-Open = Callable[[], Tracker]
+Connect = Callable[[], Tracker]
 
 
-def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
+def tracker_connector(
+    name: str, *, folder: Path, settings: Mapping[str, Any]
+) -> Connect:
     """Return a function that connects a tracker to a run.
 
     Raises:
@@ -44,14 +47,15 @@ def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
     """
     make, extra = TRACKERS[name]
     spec = importlib.util.find_spec(name)
-    # Without an origin it is only a folder of that name. W&B leaves one in the working directory.
+    # A spec without an origin is only a folder of that name. W&B leaves a folder `wandb` in the
+    # working directory.
     if spec is None or spec.origin is None:
         raise ConfigError(
             f"observe.trackers names {name}, but the package {name} is not installed. Install it "
             f"(pip install 'toque[{extra}]') or remove {name} from observe.trackers. "
             "metrics.jsonl contains the same metrics."
         )
-    return lambda: make(folder, settings)
+    return partial(make, folder, settings)
 
 
 class _TensorBoard:
@@ -67,14 +71,14 @@ class _TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def texts(self, step: int, rows: Sequence[Row]) -> None:
+    def log_texts(self, step: int, rows: Sequence[Row]) -> None:
         parts = [
             f"**{' '.join(prompt.split())}** (recipe score {score})\n\n{_verbatim(text)}"
             for _, prompt, text, _, score in rows
         ]
         self._writer.add_text("samples", "\n\n---\n\n".join(parts), step)
 
-    def file(self, path: Path) -> None:
+    def store_file(self, path: Path) -> None:
         # TensorBoard does not store files, but it can show the path.
         self._writer.add_text("report", str(path))
 
@@ -83,7 +87,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """Tracker of W&B, which reads WANDB_MODE and its other environment variables itself."""
+    """Run on W&B. The library reads WANDB_MODE and its other environment variables itself."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._wandb: Any = importlib.import_module("wandb")
@@ -96,16 +100,16 @@ class _Wandb:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        # W&B's `step=` must not decrease, but a continued run returns to its checkpoint's step.
+        # W&B's own `step=` must not decrease, but a continued run returns to its checkpoint's step.
         self._run.log({**values, "step": step})
 
-    def texts(self, step: int, rows: Sequence[Row]) -> None:
+    def log_texts(self, step: int, rows: Sequence[Row]) -> None:
         table = self._wandb.Table(
             columns=list(COLUMNS), data=[list(row) for row in rows]
         )
         self._run.log({"samples": table, "step": step})
 
-    def file(self, path: Path) -> None:
+    def store_file(self, path: Path) -> None:
         artifact = self._wandb.Artifact(f"{path.stem}-{self._run.id}", type="report")
         artifact.add_file(str(path))
         self._run.log_artifact(artifact)
@@ -115,7 +119,7 @@ class _Wandb:
 
 
 class _Trackio:
-    """Tracker of Trackio, with local files and without an account. It reads TRACKIO_DIR itself."""
+    """Run on Trackio: local files, no account. The library reads TRACKIO_DIR itself."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._trackio: Any = importlib.import_module("trackio")
@@ -125,18 +129,18 @@ class _Trackio:
             config=dict(settings),
             resume="allow",  # a continued run stays one run
             embed=False,
-            auto_log_gpu=False,  # the system sampler's records have steps
+            auto_log_gpu=False,  # the system sampler's records have steps, Trackio's do not
             auto_log_cpu=False,
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
-    def texts(self, step: int, rows: Sequence[Row]) -> None:
+    def log_texts(self, step: int, rows: Sequence[Row]) -> None:
         data = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         self._run.log({"samples": self._trackio.Table(data=data)}, step=step)
 
-    def file(self, path: Path) -> None:
+    def store_file(self, path: Path) -> None:
         self._run.log_artifact(
             path, name=f"{path.stem}-{self._run.name}", type="report"
         )

@@ -1,4 +1,4 @@
-"""Feeds of experiment trackers: a run's metrics, texts, settings and report for Trackio and W&B.
+"""Feeds of experiment trackers: a run's metrics, generated texts, settings and report.
 
 Each feed has its own thread. It copies records of the run folder and counts the records it loses.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,30 +19,32 @@ from toque.runs.run_record import FinalScores, Tail
 from toque.storage.json_files import decode_json
 from toque.training.callbacks import Callback, RunEnd, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
-from toque.training.observers.tracker_services import Open, Row, Tracker
+from toque.training.observers.tracker_services import Connect, Row, Tracker
 from toque.units import Progress
 
 # Seconds that a finished run waits for a tracker's last records.
 END_PATIENCE_SECONDS: Final = 10.0
-# Characters of a text that is sent; samples.jsonl has the entire text.
+# Maximum characters of a text for a tracker. samples.jsonl has the entire text.
 _MAX_TEXT: Final = 2_000
-_DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}  # 3.0 is any difficulty
+_DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}
+_ANY_DIFFICULTY: Final = 3.0
 
+Record = Mapping[str, Any]
 Pairs = Iterator[tuple[str, object]]
-Stages = Sequence[Mapping[str, Any]]
+Stages = Sequence[Record]
 
 
 def tracker_values(
-    record: Mapping[str, Any],
+    record: Record,
     *,
     stages: Stages = (),
     recipe_scores: frozenset[str] = frozenset(),
 ) -> dict[str, float]:
-    """Return the numbers of a record of metrics.jsonl by the names that other trainers use.
+    """Return the numbers in a record of metrics.jsonl by the names that other trainers use.
 
     Args:
         record: The record. Some events have no numbers.
-        stages: The stages of the curriculum, with `min_quality` and `max_difficulty`.
+        stages: The curriculum's stages, with `min_quality` and `max_difficulty`.
         recipe_scores: The names of the scores of recipes.
 
     >>> tracker_values({"event": "step", "step": 3, "lr": 0.1, "mfu": None})
@@ -61,50 +64,55 @@ def tracker_values(
     return {}
 
 
-def _step_pairs(record: Mapping[str, Any], stages: Stages) -> Pairs:
+def _step_pairs(record: Record, stages: Stages) -> Pairs:
     for name, value in record.items():
         if name not in ("step", "stage", "peak_memory_bytes"):
-            yield f"train/{'learning_rate' if name == 'lr' else name}", value
+            tracker_name = "learning_rate" if name == "lr" else name
+            yield f"train/{tracker_name}", value
     for part, seconds in (record.get("parts") or {}).items():
         yield f"train/seconds/{part}", seconds
     yield "system/gpu_peak_memory_bytes", record.get("peak_memory_bytes")
-    stage = record.get("stage")
+
+    stage = record.get("stage")  # counted from 1
     if isinstance(stage, int) and 1 <= stage <= len(stages):
         bounds = stages[stage - 1]
+        max_difficulty = str(bounds.get("max_difficulty"))
+        difficulty_level = _DIFFICULTIES.get(max_difficulty, _ANY_DIFFICULTY)
         yield "curriculum/stage", stage
         yield "curriculum/quality_threshold", bounds.get("min_quality", 0.0)
-        max_difficulty = str(bounds.get("max_difficulty"))
-        yield "curriculum/difficulty_level", _DIFFICULTIES.get(max_difficulty, 3.0)
+        yield "curriculum/difficulty_level", difficulty_level
 
 
-def _evaluation_pairs(
-    record: Mapping[str, Any], recipe_scores: frozenset[str]
-) -> Pairs:
+def _evaluation_pairs(record: Record, recipe_scores: frozenset[str]) -> Pairs:
     yield "val_epoch", record.get("epoch")
     yield "val_seconds", record.get("seconds")
     for prefix, key in (("val_", "metrics"), ("eval/", "texts")):
         for name, value in (record.get(key) or {}).items():
-            yield (
-                f"recipe/{name}" if name in recipe_scores else f"{prefix}{name}",
-                value,
-            )
+            name_prefix = "recipe/" if name in recipe_scores else prefix
+            yield f"{name_prefix}{name}", value
 
 
-def _gradient_pairs(record: Mapping[str, Any]) -> Pairs:
+def _gradient_pairs(record: Record) -> Pairs:
     for group, values in record.get("groups", {}).items():
         for name, value in values.items():
             yield f"gradients/{group}/{name}", value
 
 
-def _system_pairs(record: Mapping[str, Any]) -> Pairs:
+def _system_pairs(record: Record) -> Pairs:
     for name, value in record.items():
         if name not in ("step", "seconds"):
             yield f"system/{name}", value
     for core, percent in enumerate(record.get("cpu_percent_by_core") or ()):
         yield f"system/cpu.{core}/percent", percent
     yield "system/memory_percent", _memory_percent(record)
-    values_by_name: dict[str, list[float]] = {}
-    for gpu in record.get("gpus") or ():
+    yield from _gpu_pairs(record.get("gpus") or ())
+
+
+def _gpu_pairs(gpus: Sequence[Record]) -> Pairs:
+    """Yield the readings of each GPU, and their means over the GPUs."""
+    readings_by_name: dict[str, list[float]] = {}
+    for gpu in gpus:
+        prefix = f"system/gpu.{gpu['index']}"
         values = {
             "utilization": gpu.get("utilisation_percent"),
             "memory_percent": _memory_percent(gpu),
@@ -112,18 +120,20 @@ def _system_pairs(record: Mapping[str, Any]) -> Pairs:
             "temperature_celsius": gpu.get("temperature_celsius"),
         }
         for name, value in values.items():
-            yield f"system/gpu.{gpu['index']}/{name}", value
+            yield f"{prefix}/{name}", value
             if (reading := number(value)) is not None:
-                values_by_name.setdefault(name, []).append(reading)
-        yield f"system/gpu.{gpu['index']}/throttled", float(bool(gpu.get("throttled")))
-    for name, readings in values_by_name.items():
+                readings_by_name.setdefault(name, []).append(reading)
+        yield f"{prefix}/throttled", float(bool(gpu.get("throttled")))
+    for name, readings in readings_by_name.items():
         yield f"system/gpu_{name}", sum(readings) / len(readings)
 
 
-def _memory_percent(record: Mapping[str, Any]) -> float | None:
+def _memory_percent(record: Record) -> float | None:
     used = record.get("memory_used_bytes")
     total = record.get("memory_total_bytes")
-    return 100.0 * used / total if used is not None and total else None
+    if used is None or not total:
+        return None
+    return 100.0 * float(used) / float(total)
 
 
 def _keep_numbers(pairs: Pairs) -> dict[str, float]:
@@ -134,25 +144,25 @@ def _keep_numbers(pairs: Pairs) -> dict[str, float]:
 class TrackerFeed(Callback):
     """Feed of one tracker while a command trains and writes the finished model.
 
-    `take` receives every record of metrics.jsonl. The callback sends texts and warns of losses.
-    `finish` ends the feed.
+    `take` receives every record of metrics.jsonl. As a callback, the feed sends generated texts and
+    warns of lost records. `finish` ends it.
 
     Args:
-        name: The tracker.
+        name: The tracker's name.
         open_tracker: Function that connects the tracker. It may be slow, so the background thread
             calls it.
         warn: Function that shows a warning.
-        values: Function that returns the numbers of a record by their names in trackers.
+        values: Function that returns a record's numbers by their names in trackers.
         samples: The file of generated texts.
     """
 
     def __init__(
         self,
         name: str,
-        open_tracker: Open,
+        open_tracker: Connect,
         *,
         warn: Callable[[Progress, str], None],
-        values: Callable[[Mapping[str, Any]], dict[str, float]] = tracker_values,
+        values: Callable[[Record], dict[str, float]] = tracker_values,
         samples: Path | None = None,
     ) -> None:
         self._open = open_tracker
@@ -164,11 +174,11 @@ class TrackerFeed(Callback):
         self._texts = (
             Tail(FolderPlace(samples.parent), samples.name) if samples else None
         )
-        self._read_new_lines()  # earlier sessions have sent their texts
+        self._read_new_lines()  # skip them, because earlier sessions have sent their texts
         self._failed = False
         self._at = Progress()
 
-    def take(self, record: Mapping[str, Any]) -> None:
+    def take(self, record: Record) -> None:
         """Queue the numbers of a record of metrics.jsonl."""
         if record["event"] == "end":
             self._failed = record["error"] is not None
@@ -184,7 +194,7 @@ class TrackerFeed(Callback):
         self._thread.warn_of_losses(info.progress)
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Send the evaluation's texts, which another callback has written before."""
+        """Send the evaluation's texts, which an earlier callback has written to the file."""
         self._send_texts()
 
     def on_fit_end(self, end: RunEnd) -> None:
@@ -195,19 +205,19 @@ class TrackerFeed(Callback):
     def finish(
         self, *, failed: bool, scores: Path | None = None, page: Path | None = None
     ) -> None:
-        """Send the last texts, the scores of evaluation.json and the report, and end the tracker.
+        """Send the last texts, the final scores and the report, and end the tracker.
 
         Args:
-            failed: Whether the command failed.
-            scores: The file evaluation.json, if there is one.
-            page: The report, if there is one.
+            failed: True if the command failed.
+            scores: The file evaluation.json, if it exists.
+            page: The report, if it exists.
         """
         self._send_texts()
         if scores is not None:
             with suppress(OSError, msgspec.DecodeError):
                 self._send_scores(decode_json(scores.read_bytes(), FinalScores))
         if page is not None:
-            self._thread.offer(lambda: self._connect().file(page))
+            self._thread.offer(lambda: self._connect().store_file(page))
 
         def end() -> None:
             if self._tracker is not None:
@@ -228,11 +238,13 @@ class TrackerFeed(Callback):
         rows_by_step: dict[int, list[Row]] = {}
         for line in self._read_new_lines():
             if (row := _parse_sample(line)) is not None:
-                rows_by_step.setdefault(row[0], []).append(row)
+                step = row[0]
+                rows_by_step.setdefault(step, []).append(row)
         for step, rows in rows_by_step.items():
-            self._thread.offer(
-                lambda step=step, rows=rows: self._connect().texts(step, rows)  # type: ignore[misc]
-            )
+            self._thread.offer(partial(self._log_texts, step, rows))
+
+    def _log_texts(self, step: int, rows: Sequence[Row]) -> None:
+        self._connect().log_texts(step, rows)
 
     def _read_new_lines(self) -> list[str]:
         lines: list[str] = []

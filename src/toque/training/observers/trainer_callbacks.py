@@ -1,12 +1,13 @@
 """Bridge from a Toque run to callbacks of transformers' Trainer.
 
-The callback's state is transformers' `TrainerState`, and losses have their names in Trainer. The
-arguments are a plain namespace with the facts of a run. A callback that reads another argument
-raises, and `UserCallback` warns of it.
+The callback receives transformers' `TrainerState`, and losses have Trainer's names. Its arguments
+are a plain namespace with the most common fields of `TrainingArguments`. A callback that reads
+another field raises AttributeError, and `UserCallback` warns of it.
 """
 
 from __future__ import annotations
 
+from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -19,14 +20,16 @@ from toque.training.observers.watchers import RunState
 from toque.units import Progress
 
 _EVENTS: Final = {
-    *(
-        "on_init_end",
-        "on_train_begin",
-        "on_train_end",
-        "on_epoch_begin",
-        "on_epoch_end",
-    ),
-    *("on_step_begin", "on_step_end", "on_evaluate", "on_save", "on_log"),
+    "on_init_end",
+    "on_train_begin",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_step_begin",
+    "on_step_end",
+    "on_evaluate",
+    "on_save",
+    "on_log",
 }
 _EVENTS_WITHOUT_REQUESTS: Final = {
     "on_init_end",
@@ -46,27 +49,34 @@ _REQUESTS: Final = {
     "should_evaluate": "evaluate",
 }
 _MISSING_ARGUMENTS: Final = (
-    *("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader"),
+    "model",
+    "processing_class",
+    "optimizer",
+    "lr_scheduler",
+    "train_dataloader",
     "eval_dataloader",
 )
 """Arguments of Trainer's events that are None, because a Toque run does not expose them."""
 
 
+def _refuse_unsupported_events(callback_class: type[TrainerCallback]) -> None:
+    unsupported = [
+        event
+        for event in _UNSUPPORTED_EVENTS
+        if getattr(callback_class, event) is not getattr(TrainerCallback, event)
+    ]
+    if unsupported:
+        raise ConfigError(
+            f"The callback {callback_class.__name__} overrides {', '.join(sorted(unsupported))}, "
+            f"which Toque does not call. The events of a run are {', '.join(sorted(_EVENTS))}."
+        )
+
+
 class TrainerCallbackBridge:
-    """Callback for observe.callbacks that passes a run's events on to a callback of Trainer."""
+    """Callback for observe.callbacks that forwards a run's events to a callback of Trainer."""
 
     def __init__(self, watcher: TrainerCallback, config: RunConfig, goal: Goal) -> None:
-        watcher_class = type(watcher)
-        unsupported = [
-            event
-            for event in _UNSUPPORTED_EVENTS
-            if getattr(watcher_class, event) is not getattr(TrainerCallback, event)
-        ]
-        if unsupported:
-            raise ConfigError(
-                f"The callback {watcher_class.__name__} has {', '.join(sorted(unsupported))}, "
-                f"which Toque does not call. The events of a run are {', '.join(sorted(_EVENTS))}."
-            )
+        _refuse_unsupported_events(type(watcher))
 
         length = config.train.stop_after
         self.stop_after = length
@@ -101,24 +111,8 @@ class TrainerCallbackBridge:
         self.pass_on("on_init_end", state)
         return self.pass_on("on_train_begin", state)
 
-    def on_train_end(self, state: RunState) -> list[str]:
-        """Pass on the end of the session."""
-        return self.pass_on("on_train_end", state)
-
-    def on_epoch_begin(self, state: RunState) -> list[str]:
-        """Pass on the start of an epoch. Its requests are handled after the update."""
-        return self.pass_on("on_epoch_begin", state)
-
-    def on_epoch_end(self, state: RunState) -> list[str]:
-        """Pass on the end of an epoch."""
-        return self.pass_on("on_epoch_end", state)
-
-    def on_step_begin(self, state: RunState) -> list[str]:
-        """Pass on the start of an update. Its requests are handled after the update."""
-        return self.pass_on("on_step_begin", state)
-
     def on_step_end(self, state: RunState) -> list[str]:
-        """Pass on the end of an update, and log it if the callback or observe.log_every asks."""
+        """Pass on the end of an update. Log it if the callback or observe.log_every requests it."""
         requests = self.pass_on("on_step_end", state)
         log_is_due = self.log_every.crossed(
             self.before, state.progress, self.stop_after
@@ -135,7 +129,7 @@ class TrainerCallbackBridge:
         return requests
 
     def on_evaluate_end(self, state: RunState) -> list[str]:
-        """Log an evaluation and pass it on. As in Trainer, update the best metric after that."""
+        """Log an evaluation and pass it on. Then update the best metric, in Trainer's order."""
         metrics = {f"eval_{name}": value for name, value in state.metrics.items()}
         requests = self._log(metrics, state)
         requests += self.pass_on(
@@ -147,12 +141,8 @@ class TrainerCallbackBridge:
             self.state.best_global_step = state.step
         return requests
 
-    def on_save(self, state: RunState) -> list[str]:
-        """Pass on a save."""
-        return self.pass_on("on_save", state)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the best metric and the callback's attributes, if it is an `ExportableState`."""
+        """Return the best metric and, if the callback is an `ExportableState`, its attributes."""
         exported: dict[str, Any] = getattr(self.watcher, "state", dict)()
         return {
             "best_metric": self.state.best_metric,
@@ -179,15 +169,23 @@ class TrainerCallbackBridge:
         self.state.num_input_tokens_seen = state.progress.tokens
         arguments = dict.fromkeys(_MISSING_ARGUMENTS) | extra
         method = getattr(self.watcher, event)
-        self.control = (
-            method(self.args, self.state, self.control, **arguments) or self.control
-        )
+        # A callback may return a new control, or change the given one and return None.
+        returned = method(self.args, self.state, self.control, **arguments)
+        self.control = returned or self.control
         if event in _EVENTS_WITHOUT_REQUESTS:
             return []
 
-        requests = [
-            word for flag, word in _REQUESTS.items() if getattr(self.control, flag)
-        ]
-        for flag in _REQUESTS:
+        requests = []
+        for flag, request in _REQUESTS.items():
+            if getattr(self.control, flag):
+                requests.append(request)
             setattr(self.control, flag, False)
         return requests
+
+    # Events that need nothing else. Requests at the start of an epoch or a step are handled
+    # after the update.
+    on_train_end = partialmethod(pass_on, "on_train_end")
+    on_epoch_begin = partialmethod(pass_on, "on_epoch_begin")
+    on_epoch_end = partialmethod(pass_on, "on_epoch_end")
+    on_step_begin = partialmethod(pass_on, "on_step_begin")
+    on_save = partialmethod(pass_on, "on_save")

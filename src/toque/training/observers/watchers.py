@@ -1,8 +1,8 @@
 """Watchers of a run: a user's callbacks, a webhook, trackers, and Toque's warnings.
 
 A user's class has any of the methods in `METHODS`, and each takes one `RunState`. The class need
-not import Toque. If it raises, the run continues: the first error is a warning, and further errors
-are counted.
+not import Toque. If a method raises, the run continues: the first error becomes a warning, and
+further errors are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from toque.training.callbacks import (
     StepInfo,
 )
 from toque.training.observers.metrics_log import LossSum, StepWindow
-from toque.training.observers.tracker_services import Open, opener
+from toque.training.observers.tracker_services import Connect, tracker_connector
 from toque.training.observers.trackers import TrackerFeed, tracker_values
 from toque.training.observers.webhook import Webhook
 from toque.training.state_values import count_in, flag_in, number_in
@@ -54,7 +54,7 @@ METHODS: Final = (
 REQUESTS: Final = ("stop", "save", "evaluate")
 """Requests that a method may return, as one string or a list."""
 MAX_LOSS_GAP: Final = 0.3
-"""Largest share by which held-out loss may exceed training loss without a warning."""
+"""Share of the training loss by which the held-out loss may exceed it without a warning."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RunState:
     metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Metrics of the newest evaluation of this session."""
     reason: str | None = None
-    """Reason for the end of the session, only in on_train_end: finished, interrupted and so on."""
+    """Reason for the end of the session, such as "finished", only in on_train_end."""
     error: str | None = None
     """Error that ended the session, only in on_train_end."""
 
@@ -92,7 +92,7 @@ class RunState:
 
     @property
     def grad_norm(self) -> float:
-        """Gradient norm of the newest update before clipping. Reading it waits as for `loss`."""
+        """Gradient norm of the newest update before clipping. On CUDA, reading it waits."""
         return math.nan if self.update is None else float(self.update.grad_norm)
 
     @property
@@ -102,7 +102,7 @@ class RunState:
 
 
 class UserCallback(Callback):
-    """Caller of a user's object, which passes on its requests and survives its exceptions."""
+    """Adapter of a user's object. It forwards the object's requests and catches its exceptions."""
 
     def __init__(self, watcher: object, *, name: str, warn: Warn) -> None:
         self.watcher = watcher
@@ -113,7 +113,7 @@ class UserCallback(Callback):
 
     @property
     def label(self) -> str:
-        """Key in a checkpoint. It has the user's name, so an added callback gets no wrong state."""
+        """Key in a checkpoint. It has the callback's name, so that states are not confused."""
         return f"{type(self).__name__} {self.name}"
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
@@ -185,6 +185,7 @@ class UserCallback(Callback):
         return requests
 
     def _call_safely(self, call: Callable[[], Any], method: str) -> Any:
+        """Call `call` and return its result. If it raises, count the error and return None."""
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - a user's method may raise anything
@@ -212,30 +213,34 @@ def _json_copy(state: object) -> Any:
 def _parse_requests(returned: Any) -> Requests | None:
     if returned is None:
         return None
-    words = list(returned) if isinstance(returned, list | tuple | set) else [returned]
-    for word in words:
-        if word not in REQUESTS:
+    names = list(returned) if isinstance(returned, list | tuple | set) else [returned]
+    for name in names:
+        if name not in REQUESTS:
             raise ValueError(
-                f"it returned {word!r}. It must return None, or one or a list of "
+                f"it returned {name!r}. It must return None, or one or a list of "
                 f"{', '.join(REQUESTS)}"
             )
-    stop = "stop" in words
-    reason = "callback" if stop else ""
-    return Requests(stop, "evaluate" in words, "save" in words, reason)
+    stop = "stop" in names
+    return Requests(
+        stop=stop,
+        evaluate="evaluate" in names,
+        save="save" in names,
+        reason="callback" if stop else "",
+    )
 
 
 @dataclass(frozen=True)
 class Watchers:
-    """Watchers of a run, which are checked before a model is built."""
+    """Watchers of a run. Building them checks the settings before a model is built."""
 
     user_objects: Sequence[tuple[str, object]]  # name and object of each user callback
     webhook: str | None
-    trackers: Mapping[str, Open]
+    trackers: Mapping[str, Connect]
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
-    """Function that returns the numbers of a record by their names in trackers."""
-    # The command must finish them.
+    """Function that returns a record's numbers by their names in trackers."""
     open_feeds: list[TrackerFeed] = field(default_factory=list)
+    """Feeds that the command must finish."""
 
     @classmethod
     def from_settings(
@@ -249,19 +254,19 @@ class Watchers:
         scores: frozenset[str],
         bridge: Callable[[object], object] = lambda item: item,
     ) -> Self:
-        """Build the watchers of the settings `observe`.
+        """Build the watchers for the section `observe`.
 
         Args:
-            observe: The settings.
+            observe: The section.
             foreign: Code that the configuration names and that is not trusted.
             user_objects: Callbacks in addition to observe.callbacks.
             run: The run folder.
             settings: The entire configuration, for trackers.
-            scores: The names of the scores of recipes.
-            bridge: Function that gives other kinds of callbacks these methods.
+            scores: The names of the recipe scores.
+            bridge: Function that adapts other kinds of callbacks to these methods.
 
         Raises:
-            ConfigError: A watcher of the settings is not available.
+            ConfigError: A watcher is not available, or a callback has unknown methods.
         """
         objects = [
             (path, bridge(_build_callback(foreign, path))) for path in observe.callbacks
@@ -269,10 +274,12 @@ class Watchers:
         objects += [(type(item).__name__, bridge(item)) for item in user_objects]
         for name, item in objects:
             _check_methods(name, item)
-        stages = settings["curriculum"]["stages"] if settings["curriculum"] else ()
+
+        curriculum = settings["curriculum"]
+        stages = curriculum["stages"] if curriculum else ()
         values = partial(tracker_values, stages=stages, recipe_scores=scores)
-        trackers: dict[str, Open] = {
-            name: opener(name, folder=run, settings=settings)
+        trackers: dict[str, Connect] = {
+            name: tracker_connector(name, folder=run, settings=settings)
             for name in observe.trackers
         }
         return cls(objects, _resolve_address(observe.webhook), trackers, run, values)
@@ -286,8 +293,8 @@ class Watchers:
             callbacks.append(Webhook(self.webhook, run=self.run.name, warn=warn))
         return callbacks
 
-    def feeds(self, warn: Warn) -> list[TrackerFeed]:
-        """Open a feed for each tracker."""
+    def start_feeds(self, warn: Warn) -> list[TrackerFeed]:
+        """Build a feed for each tracker, and add it to `open_feeds`."""
         samples = self.run / "samples.jsonl"
         self.open_feeds.extend(
             TrackerFeed(name, connect, warn=warn, values=self.values, samples=samples)
@@ -309,22 +316,22 @@ def _build_callback(foreign: ForeignCode, path: str) -> object:
         callback: object = callback_class()
     except Exception as error:
         raise ConfigError(
-            f"{setting} names {path}, which raised {type(error).__name__} when it was called: "
-            f"{error}. It is called without arguments. Read its settings from its module or the "
-            "environment."
+            f"{setting} names {path}, which raised {type(error).__name__} when Toque called it "
+            f"without arguments: {error}. Read its settings from its module or the environment."
         ) from error
     return callback
 
 
 def _check_methods(name: str, watcher: object) -> None:
+    """Raise a ConfigError if an object has no method of a callback, or one that is not called."""
     methods = [method for method in dir(watcher) if method.startswith("on_")]
     unknown = [method for method in methods if method not in METHODS]
     if methods and not unknown:
         return
 
-    problem = "none of the methods of a callback."
+    problem = "none of a callback's methods."
     if unknown:
-        # Other trainers say "batch" and "validation".
+        # Other trainers call a step "batch" and an evaluation "validation".
         word = unknown[0].replace("batch", "step").replace("validation", "evaluate")
         hint = nearest_hint(word, METHODS)
         problem = f"a method {unknown[0]}, which is not called.{hint}"
@@ -335,6 +342,7 @@ def _check_methods(name: str, watcher: object) -> None:
 
 
 def _resolve_address(webhook: str | None) -> str | None:
+    """Return the webhook's address, read from the environment for the form `env:NAME`."""
     if webhook is None or not webhook.startswith("env:"):
         return webhook
     name = webhook.removeprefix("env:")
@@ -350,13 +358,13 @@ def _resolve_address(webhook: str | None) -> str | None:
 
 @dataclass(eq=False)
 class DataBound(Callback):
-    """Warning that the loop waits for data for more than `DATA_SHARE` of the time.
+    """Callback that warns if the loop waits for data for more than `DATA_SHARE` of the time.
 
-    The warning is repeated after a recovery.
+    After a recovery it can warn again.
     """
 
     warn: Warn
-    # Updates per window, because a single slow read of the disk is normal.
+    # Updates per window: long enough that a single slow read of the disk causes no warning.
     updates: int = 50
     _window: StepWindow | None = None
     _warned: bool = False
@@ -366,7 +374,7 @@ class DataBound(Callback):
         self._window = None
 
     def on_step(self, info: StepInfo) -> None:
-        """Add the update, and compare the waiting time when the window is full."""
+        """Add the update. When the window is full, warn if its waiting time is too long."""
         if self._window is None:
             # The first batch of a session is not prefetched.
             self._window = StepWindow()
@@ -382,7 +390,7 @@ class DataBound(Callback):
         if share > DATA_SHARE and not self._warned:
             self.warn(
                 info.progress,
-                f"data-bound {share:.0%}: the last {window.n_steps} updates spent this share of "
+                f"data-bound {share:.0%}: the last {window.n_steps} updates spent {share:.0%} of "
                 f"their time waiting for batches. {DATA_ADVICE}",
             )
         self._warned = share > DATA_SHARE
@@ -390,11 +398,11 @@ class DataBound(Callback):
 
 @dataclass(eq=False)
 class Overfitting(Callback):
-    """Warning that held-out loss exceeds training loss by more than `MAX_LOSS_GAP`.
+    """Callback that warns if held-out loss exceeds training loss by more than `MAX_LOSS_GAP`.
 
     The training loss is the mean over all updates since the last evaluation. Dropout and label
-    smoothing raise it, so they never cause a warning but may hide a small gap. The warning is
-    repeated after a recovery.
+    smoothing raise it, so they never cause a warning but may hide a small gap. After a recovery
+    it can warn again.
     """
 
     warn: Warn
@@ -406,7 +414,7 @@ class Overfitting(Callback):
         self._losses = self._losses.plus(info)
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Compare the losses."""
+        """Warn if the gap between the losses is too large."""
         held_out_loss = metrics.get("loss")
         training_loss = self._losses.mean_since(LossSum())
         if held_out_loss is None or math.isnan(training_loss):
@@ -438,7 +446,7 @@ class Overfitting(Callback):
 
 @dataclass(frozen=True)
 class StoreWatch(Callback):
-    """Check that the store was not replaced. Some file systems do not support the store's lock."""
+    """Callback that detects a replaced store, because some file systems ignore the store's lock."""
 
     store: TokenStore
 

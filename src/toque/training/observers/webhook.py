@@ -1,6 +1,7 @@
 """Webhook: messages to a chat or a program when a run starts, improves, ends or fails.
 
-The address is a secret, because it is enough to write there. No message, log or error contains it.
+The address is a secret, because anyone who has it can post there. No message, log or error
+contains it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from toque.training.state_values import optional_number_in
 from toque.units import Progress
 from toque.version import __version__
 
-TIMEOUT_SECONDS: Final = 10.0  # time limit of one message, in the background thread
+TIMEOUT_SECONDS: Final = 10.0  # time limit per message, in the background thread
 # Seconds that a finished run waits for its last message.
 END_PATIENCE_SECONDS: Final = 3.0
 _DISCORD_HOSTS: Final = ("discord.com", "discordapp.com")
-# Discord refuses content of more than 2,000 characters.
+# Discord rejects content of more than 2,000 characters.
 _MAX_DISCORD_CHARACTERS: Final = 1900
 
 Warn = Callable[[Progress, str], None]
@@ -35,7 +36,7 @@ class Webhook(Callback):
         self._address = address
         self.run = run
         self._best: float | None = None
-        self._thread = BackgroundThread("webhook messages", 16, describe, warn)
+        self._thread = BackgroundThread("webhook messages", 16, describe_error, warn)
 
     def on_fit_start(self, start: RunStart) -> None:
         """Announce the run."""
@@ -79,21 +80,21 @@ class Webhook(Callback):
         self, event: str, at: Progress, message: str, *, loss: float | None = None
     ) -> None:
         text = f"{self.run}: {message} (step {at.step:,})"
-        body = body_for(
+        body = encode_message(
             self._address, event, run=self.run, step=at.step, text=text, loss=loss
         )
         self._thread.offer(lambda: post_json(self._address, body))
 
 
-def body_for(
+def encode_message(
     address: str, event: str, *, run: str, step: int, text: str, loss: float | None
 ) -> bytes:
-    """Return the message as JSON, in Discord's format if the address is one of Discord's."""
+    """Encode a message as JSON, in Discord's format for a Discord address."""
     host = (urlsplit(address).hostname or "").lower()
+    # The dot keeps out hosts such as notdiscord.com.
+    is_discord = f".{host}".endswith(tuple(f".{name}" for name in _DISCORD_HOSTS))
     message: dict[str, Any]
-    if any(
-        host == discord or host.endswith("." + discord) for discord in _DISCORD_HOSTS
-    ):
+    if is_discord:
         # An "@everyone" in an error message must not notify people.
         message = {
             "content": text[:_MAX_DISCORD_CHARACTERS],
@@ -105,7 +106,7 @@ def body_for(
 
 
 def post_json(address: str, body: bytes) -> None:
-    """Send `body`.
+    """Send `body` as an HTTP POST request.
 
     Raises:
         OSError: The message could not be sent, or the response was an error.
@@ -124,8 +125,8 @@ def post_json(address: str, body: bytes) -> None:
         response.read(1)
 
 
-def describe(error: Exception) -> str:
-    """Describe the type of an error. The text of urllib's errors may contain the address."""
+def describe_error(error: Exception) -> str:
+    """Describe an error by its type only, because urllib's messages may contain the address."""
     if isinstance(error, urllib.error.HTTPError):
         return f"the last response was HTTP {error.code}"
     reason = getattr(error, "reason", error)

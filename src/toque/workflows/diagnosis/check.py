@@ -16,10 +16,10 @@ def check(config: Configured, *, examples: int = 16) -> UpdateCheck:
 
     Args:
         config: A configuration with a prepared store, as for `configure`.
-        examples: Number of examples in the update, from the shortest to the longest of the store.
+        examples: Number of examples in the update, spread evenly over the store's lengths.
 
     Returns:
-        The result. `passed` is true if all ways agree, and its text is a table.
+        The comparison. `passed` is true if all ways agree, and its text is a table.
 
     Raises:
         ConfigError: There are fewer than two examples, or the configuration is not valid.
@@ -27,7 +27,8 @@ def check(config: Configured, *, examples: int = 16) -> UpdateCheck:
     """
     if examples < 2:
         raise ConfigError(
-            f"{argument('examples')} must be at least 2, because a packed row needs several."
+            f"{argument('examples')} must be at least 2, because a packed row needs several "
+            "examples."
         )
     settings = configure(config)
     from toque.training.runtime import torch_as_before  # loads torch

@@ -13,10 +13,10 @@ from toque.reports.verdict import (
     Ladder,
     Sign,
     Verdict,
-    advice,
-    ladders,
-    signs,
-    verdict_of,
+    describe_remedy,
+    judge_run,
+    list_ladders,
+    list_signs,
 )
 from toque.runs.history import METRICS
 from toque.storage.no_follow import refuse_links
@@ -38,16 +38,17 @@ class Diagnosis:
     def record(self) -> dict[str, Any]:
         """Return the diagnosis as JSON."""
         verdict = self.verdict
-        first = verdict.findings[0] if verdict.findings else None
+        findings = [asdict(finding) for finding in verdict.findings]
+        first = findings[0] if findings else {}
         return {
             "run": str(self.folder),
             "wall_seconds": verdict.facts.wall,
             "shares": [asdict(share) for share in verdict.shares],
             "sentence": verdict.sentence,
-            "cause": first and first.cause,
-            "lever": first and first.lever,
-            "expected_gain": first and first.gain,
-            "findings": [asdict(finding) for finding in verdict.findings],
+            "cause": first.get("cause"),
+            "lever": first.get("lever"),
+            "expected_gain": first.get("gain"),
+            "findings": findings,
             "signs": [asdict(sign) for sign in self.signs],
             "ladders": [asdict(ladder) for ladder in self.ladders],
         }
@@ -56,22 +57,22 @@ class Diagnosis:
         """Return a table of shares, and advice."""
         verdict = self.verdict
         rows = [
-            (s.name, f"{s.seconds:,.1f} s", f"{s.share:.1%}") for s in verdict.shares
+            (share.name, f"{share.seconds:,.1f} s", f"{share.share:.1%}")
+            for share in verdict.shares
         ]
         rows.append(("total", f"{verdict.facts.wall:,.1f} s", "100.0%"))
         lines = [f"{name:<40}{seconds:>14}{share:>9}" for name, seconds, share in rows]
 
-        findings = verdict.findings[:3]
         lines += ["", verdict.sentence]
-        lines += [
-            f"{n}. {advice(finding)}" for n, finding in enumerate(findings, start=1)
-        ]
-        lines += [f"   also: {finding.sentence}." for finding in findings[1:]]
+        for n, finding in enumerate(verdict.findings[:3], start=1):
+            lines.append(f"{n}. {describe_remedy(finding)}")
+        # The sentence is about the first finding.
+        lines += [f"   also: {finding.sentence}." for finding in verdict.findings[1:3]]
 
+        lines.append("")
         marks = {None: "-", True: "ok", False: "look"}
         lines += [
-            "",
-            *(f"{marks[sign.good]:<8}{sign.name}: {sign.value}" for sign in self.signs),
+            f"{marks[sign.good]:<8}{sign.name}: {sign.value}" for sign in self.signs
         ]
         for ladder in self.ladders:
             lines += ["", f"{ladder.title}: {ladder.because}. Try in this order:"]
@@ -82,10 +83,10 @@ class Diagnosis:
 def doctor(
     run: Model | None = None, *, reporter: Reporter = SILENT
 ) -> Checkup | Diagnosis:
-    """Check this machine, or find the bottleneck of a run, which may be training.
+    """Check this machine, or find the bottleneck of a finished or training run.
 
     Args:
-        run: The folder of a run. None: this machine.
+        run: The folder of a run, or None to check this machine.
         reporter: Receives the progress.
 
     Returns:
@@ -96,25 +97,24 @@ def doctor(
         CheckpointError: The folder contains a link.
     """
     if run is None:
-        # Loads torch.
         from toque.workflows.diagnosis.machine_checks import (
             check_machine,
-        )
+        )  # loads torch
 
         return check_machine(reporter=reporter)
+
     folder = existing_folder(run)
     if not (folder / METRICS).is_file():
         raise ConfigError(
             f"{folder} has no {METRICS}, which the diagnosis needs. Name a run that has begun, "
-            "e.g. runs/cookbook. To check this machine, use `toque doctor` without a run."
+            "e.g. runs/cookbook. To check this machine, use `toque doctor` without a folder."
         )
     refuse_links(folder, CheckpointError)
-    verdict = verdict_of(folder)
+    verdict = judge_run(folder)
     if verdict is None:
         raise ConfigError(
-            f"{folder}/{METRICS} has no update yet, so there is nothing to diagnose. Training logs "
-            "the first update, and then one per observe.log_every."
+            f"{folder}/{METRICS} has no update yet, so there is nothing to diagnose. Wait for the "
+            "first update of the training run."
         )
-    return Diagnosis(
-        folder, verdict, ladders(folder, verdict.facts), signs(verdict.facts)
-    )
+    facts = verdict.facts
+    return Diagnosis(folder, verdict, list_ladders(folder, facts), list_signs(facts))

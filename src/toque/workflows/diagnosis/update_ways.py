@@ -1,8 +1,8 @@
 """Ways of computing one update, and the reference that each must equal.
 
 The reference computes one example at a time with transformers' forward pass and `F.cross_entropy`.
-Toque computes with `Trainer.step` at a learning rate of 0. Both divide once, by the number of
-target tokens. With dropout, the reference is Toque's update of one example at a time.
+Toque computes the update with `Trainer.step` at a learning rate of 0. Both divide once, by the
+number of target tokens. With dropout, the reference is Toque's update of one example at a time.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from toque.workflows.prepared_store import open_store
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of the prompt and target of an example."""
 FLOAT32: Final = (1e-5, 1e-4)
-"""Largest relative differences of loss and gradient in float32. Sums in another order differ by a
-tenth of these limits."""
+"""Maximum relative differences of loss and gradient in float32. The order of the sums alone causes
+a tenth of these differences."""
 HALF: Final = (1e-2, 5e-2)
-"""Largest relative differences in 16 bits, with 8 (bf16) or 11 bits of precision."""
+"""Maximum relative differences in 16 bits. bf16 has 8 bits of precision, and fp16 has 11."""
 
 
 class UpdateWay(NamedTuple):
@@ -74,7 +74,7 @@ class UpdateWay(NamedTuple):
     seconds: float = 0.0
     found: UpdateDifference | None = None
     reason: str = ""
-    """Reason why it was skipped."""
+    """Reason for skipping it."""
 
 
 @dataclass(frozen=True)
@@ -94,37 +94,32 @@ class UpdateCheck:
 
     def raise_if_failed(self) -> None:
         """Raise a CheckFailed that names the ways with a different loss or gradient."""
-        if not self.passed:
-            different = [
-                way.name for way in self.outcomes if way.verdict == "DIFFERENT"
-            ]
-            names = ", ".join(f'"{name}"' for name in different)
+        names = [f'"{way.name}"' for way in self.outcomes if way.verdict == "DIFFERENT"]
+        if names:
             raise CheckFailed(
-                f"The update computed as {names} differs from transformers by more than rounding. "
-                "Do not train this way (see train.pack, train.compile, train.precision), and "
-                "please report this table with your versions."
+                f"The update computed as {', '.join(names)} differs from transformers by more than "
+                "rounding. Do not train this way (see train.pack, train.compile, "
+                "train.precision), and please report this table with your versions."
             )
 
     def __str__(self) -> str:
         """Return the comparison as a table."""
-        rows, skipped = [], []
+        rows = []
+        skipped = []
         for way in self.outcomes:
             if way.found is None:
                 skipped.append(f"\nSkipped: {way.name}: {way.reason}.")
                 continue
             numbers = "".join(f"{number:9.1e}" for number in way.found[:3])
-            where = (
-                f"  worst in {way.found.where}" if way.verdict == "DIFFERENT" else ""
-            )
-            rows.append(
-                f"{way.name:44}{numbers}{way.seconds:9.1f}  {way.verdict}{where}\n"
-            )
+            row = f"{way.name:44}{numbers}{way.seconds:9.1f}  {way.verdict}"
+            if way.verdict == "DIFFERENT":
+                row += f"  worst in {way.found.where}"
+            rows.append(f"{row}\n")
+
+        verdict = "One loss and one gradient"
+        if not self.passed:
+            verdict = f"NOT {verdict.lower()}"
         seconds = self.reference_seconds + sum(way.seconds for way in self.outcomes)
-        verdict = (
-            "One loss and one gradient"
-            if self.passed
-            else "NOT one loss and one gradient"
-        )
         return (
             f"reference: {self.examples} examples with {self.target_tokens:,} target tokens,\n"
             "one at a time through transformers in float32:\n"
@@ -146,37 +141,41 @@ class UpdateDifference(NamedTuple):
     norm: float
     """Relative difference of the gradient's norm."""
     element: float
-    """Largest difference of an element, divided by the largest element of the reference."""
+    """Largest difference of a gradient's element, divided by the reference's largest element."""
     where: str
     """Parameter with the largest difference."""
 
     def within(self, limits: tuple[float, float]) -> bool:
-        """Return whether the differences of loss and gradient are within limits. NaN is not."""
+        """Check whether the differences of loss and gradient are within limits. NaN is not."""
         loss, gradient = limits
         return self.loss <= loss and self.norm <= gradient and self.element <= gradient
 
 
 Gradient = dict[str, Tensor]
 LossAndGradient = tuple[float, Gradient]
-"""Nats per target token of an update, and its gradient by parameter, on the model's device."""
+"""An update's loss in nats per target token, and its gradient by parameter."""
 
 
-def difference(update: LossAndGradient, reference: LossAndGradient) -> UpdateDifference:
-    """Return the difference of two updates. It is infinite if their parameters differ."""
+def compare_updates(
+    update: LossAndGradient, reference: LossAndGradient
+) -> UpdateDifference:
+    """Return the differences of two updates. They are infinite if the parameters differ."""
     loss, gradient = update
     true_loss, true_gradient = reference
     if gradient.keys() != true_gradient.keys():
         parameter = min(gradient.keys() ^ true_gradient.keys())
         return UpdateDifference(math.inf, math.inf, math.inf, parameter)
+
+    # A gradient of 0 everywhere is compared absolutely.
     largest = max(float(g.abs().max()) for g in true_gradient.values()) or 1.0
-    elements = {
-        name: float((gradient[name] - expected).abs().max()) / largest
-        for name, expected in true_gradient.items()
-    }
-    # max() would ignore NaN.
-    elements = {name: math.inf if math.isnan(x) else x for name, x in elements.items()}
+    elements = {}
+    for name, expected in true_gradient.items():
+        element = float((gradient[name] - expected).abs().max()) / largest
+        # max() would ignore NaN.
+        elements[name] = math.inf if math.isnan(element) else element
     where = max(elements, key=elements.__getitem__)
-    norm, true_norm = _norm(gradient), _norm(true_gradient)
+    norm = _norm(gradient)
+    true_norm = _norm(true_gradient)
     return UpdateDifference(
         loss=abs(loss - true_loss) / abs(true_loss),
         norm=abs(norm - true_norm) / (true_norm or 1.0),
@@ -210,31 +209,22 @@ def reference_update(
     """
     core: Any = unwrapped(model)
     encoder = family_of(core.config).is_encoder_decoder
-    spans = spans or [()] * len(pairs)
+    spans = spans or [() for _ in pairs]
 
     # The first token of a decoder's text without a prompt is not predicted.
     counts = [len(target) - (not encoder and not prompt) for prompt, target in pairs]
-    n_targets = sum(counts) - sum(sum(lengths[1::2]) for lengths in spans)
+    n_unlearnt = sum(sum(lengths[1::2]) for lengths in spans)
+    n_targets = sum(counts) - n_unlearnt
 
     total = 0.0
     model.zero_grad(set_to_none=True)
-
     for (prompt, target), lengths in zip(pairs, spans, strict=True):
         if encoder:
             labels = torch.tensor([list(target)], device=core.device)
             source = torch.tensor([list(prompt)], device=core.device)
             logits = core(input_ids=source, labels=labels).logits
         else:
-            ids = torch.tensor([[*prompt, *target]], device=core.device)
-            labels = torch.full_like(ids, IGNORE)
-            # Position i predicts token i + 1.
-            first = max(len(prompt) - 1, 0)
-            labels[0, first:-1] = ids[0, first + 1 :]
-            for begin, behind in unlearnt_spans(lengths):
-                labels[0, first + begin : first + behind] = IGNORE
-            # Without a mask, GPT-2 warns about padding.
-            logits = core(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-
+            logits, labels = _forward_decoder(core, prompt, target, lengths)
         loss = functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum",
             label_smoothing=smoothing,
@@ -243,10 +233,28 @@ def reference_update(
         total += loss.item()
 
     gradient = {
-        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
     }
     model.zero_grad(set_to_none=True)
     return total / n_targets, gradient
+
+
+def _forward_decoder(
+    core: Any, prompt: Sequence[int], target: Sequence[int], spans: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return a decoder's logits, [1, tokens, vocabulary], and the labels, [1, tokens]."""
+    ids = torch.tensor([[*prompt, *target]], device=core.device)
+    labels = torch.full_like(ids, IGNORE)
+    # Position i predicts token i + 1.
+    first = max(len(prompt) - 1, 0)
+    labels[0, first:-1] = ids[0, first + 1 :]
+    for begin, behind in unlearnt_spans(spans):
+        labels[0, first + begin : first + behind] = IGNORE
+    # Without a mask, GPT-2 warns about padding.
+    logits = core(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return logits, labels
 
 
 def training_update(
@@ -257,7 +265,7 @@ def training_update(
     runtime: Runtime,
     smoothing: float,
 ) -> LossAndGradient:
-    """Compute an update, or one rank's share of it, with `Trainer.step`. Do not apply it."""
+    """Compute an update, or one rank's share of it, with `Trainer.step` at a rate of 0."""
     gradient: Gradient = {}
 
     def copy_gradient(*_: object) -> None:
@@ -265,9 +273,8 @@ def training_update(
             if parameter.grad is not None:
                 gradient[name] = parameter.grad.clone()
 
-    optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], lr=0.0
-    )
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trainable, lr=0.0)
     optimizer.register_step_pre_hook(copy_gradient)
     trainer = Trainer(
         model=model,
@@ -302,26 +309,30 @@ def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     dropout = dropout_settings(model)
     _turn_off(dropout)
 
-    # Spread the examples evenly from the shortest to the longest.
-    rows = store.rows("train")
-    sizes = store.prompt_lengths[rows].astype(np.int64) + store.target_lengths[rows]
-    positions = np.linspace(0, len(rows) - 1, min(examples, len(rows)))
-    rows = rows[np.argsort(sizes, kind="stable")][np.unique(positions.astype(np.int64))]
+    rows = _select_rows(store, examples)
+    row_numbers = rows.tolist()
     pairs = [
-        (store.prompt(row).tolist(), store.target(row).tolist())
-        for row in rows.tolist()
+        (store.prompt(row).tolist(), store.target(row).tolist()) for row in row_numbers
     ]
-    spans = [store.spans(row) for row in rows.tolist()]
+    spans = [store.spans(row) for row in row_numbers]
     smoothing = config.optim.label_smoothing
-
     began = time.perf_counter()
     reference = reference_update(model, pairs, smoothing=smoothing, spans=spans)
     seconds = time.perf_counter() - began
-    ways = _Ways(config, store, model, runtime, rows, reference, dropout)
-    n_targets = ways.step(packed=False).n_targets
-    return UpdateCheck(
-        reference[0], len(rows), n_targets, seconds, tuple(ways.outcomes())
-    )
+
+    ways = _UpdateWays(config, store, model, runtime, rows, reference, dropout)
+    n_targets = ways.build_step(packed=False).n_targets
+    outcomes = tuple(ways.compare_all())
+    return UpdateCheck(reference[0], len(rows), n_targets, seconds, outcomes)
+
+
+def _select_rows(store: TokenStore, n: int) -> np.ndarray:
+    """Select training rows, spread evenly from the shortest to the longest example."""
+    rows = store.rows("train")
+    lengths = store.prompt_lengths[rows].astype(np.int64) + store.target_lengths[rows]
+    by_length = rows[np.argsort(lengths, kind="stable")]
+    positions = np.linspace(0, len(rows) - 1, min(n, len(rows)))
+    return by_length[np.unique(positions.astype(np.int64))]
 
 
 def _turn_off(dropout: list[tuple[nn.Module, str, float]]) -> None:
@@ -330,7 +341,7 @@ def _turn_off(dropout: list[tuple[nn.Module, str, float]]) -> None:
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _UpdateWays:
     """Ways of computing one update of `rows`."""
 
     config: RunConfig
@@ -342,55 +353,54 @@ class _Ways:
     dropout: list[tuple[nn.Module, str, float]]
     """Layers with the attribute and value of their dropout, which is off."""
 
-    def outcomes(self) -> Iterator[UpdateWay]:
+    def compare_all(self) -> Iterator[UpdateWay]:
         """Compute and compare each way."""
         third = max(2, len(self.rows) // 3)
-        yield self.compared("one example per row, all rows together", packed=False)
-        yield self.compared(
+        n_packed = self.build_step(packed=True).batch.n_rows
+        yield self.compare("one example per row, all rows together", packed=False)
+        yield self.compare(
             "one example per row, one at a time", packed=False, rows_at_once=1
         )
         name = f"one example per row, {third} at a time"
-        yield self.compared(name, packed=False, rows_at_once=third)
-        yield self.compared(
-            f"packed in {self.step(packed=True).batch.n_rows} rows, all together"
-        )
-        yield self.compared("packed rows, one at a time", rows_at_once=1)
+        yield self.compare(name, packed=False, rows_at_once=third)
+        yield self.compare(f"packed in {n_packed} rows, all together")
+        yield self.compare("packed rows, one at a time", rows_at_once=1)
 
         # One process computes the shares of both ranks, so the network is not tested.
-        yield self.compared("packed rows, shared by two ranks", ranks=2)
+        yield self.compare("packed rows, shared by two ranks", ranks=2)
 
         recompute_blocks(self.model)
-        yield self.compared("packed rows, activations recomputed")
+        yield self.compare("packed rows, activations recomputed")
         stop_recomputing(self.model)
 
         if self.config.train.compile is True:
             compile_blocks(self.model)
-            yield self.compared("packed rows, compiled")
+            yield self.compare("packed rows, compiled")
             stop_compiling(self.model)
         else:
             reason = "train.compile is not true, and compiling takes a minute"
             yield UpdateWay("packed rows, compiled", "skipped", reason=reason)
 
-        yield from self.with_dropout()
+        yield from self._compare_dropout()
+        yield self._compare_run_precision()
 
-        # The run's precision and matmuls.
+    def _compare_run_precision(self) -> UpdateWay:
+        """Compare an update in the run's precision and with its matmuls.
+
+        This must be the last way, because the model's CPU layers cannot be removed.
+        """
         runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
-        if runtime.precision == "float32" and not onednn_is_faster():
-            yield UpdateWay(
-                "packed rows, 16 bits", "skipped", reason="this run is in float32"
-            )
-            return
-
+        name = f"packed rows, {runtime.precision}"
+        if runtime.precision == "float32":
+            if not onednn_is_faster():
+                reason = "this run is in float32"
+                return UpdateWay("packed rows, 16 bits", "skipped", reason=reason)
+            name += " by oneDNN"
         use_cpu_layers(self.model)
-        kind = (
-            "float32 by oneDNN" if runtime.precision == "float32" else runtime.precision
-        )
         # A loss scale would scale the gradients.
-        yield self.compared(
-            f"packed rows, {kind}", runtime=replace(runtime, scaler=None)
-        )
+        return self.compare(name, runtime=replace(runtime, scaler=None))
 
-    def with_dropout(self) -> Iterator[UpdateWay]:
+    def _compare_dropout(self) -> Iterator[UpdateWay]:
         """Compute and compare the ways with the model's dropout."""
         reason = ""
         if not self.config.train.optimisations.dropout:
@@ -400,30 +410,28 @@ class _Ways:
         if reason:
             yield UpdateWay("dropout on", "skipped", reason=reason)
             return
+
         for module, name, rate in self.dropout:
             setattr(module, name, rate)
-        reference = training_update(
-            self.model,
-            self.step(packed=False),
-            rows_at_once=1,
-            runtime=self.runtime,
-            smoothing=self.config.optim.label_smoothing,
+        compare = partial(
+            self.compare,
+            reference=training_update(
+                self.model,
+                self.build_step(packed=False),
+                rows_at_once=1,
+                runtime=self.runtime,
+                smoothing=self.config.optim.label_smoothing,
+            ),
         )
-        yield self.compared(
-            "dropout on, packed rows, all together", reference=reference
-        )
-        yield self.compared(
-            "dropout on, one row at a time", rows_at_once=1, reference=reference
-        )
-        yield self.compared(
-            "dropout on, shared by two ranks", ranks=2, reference=reference
-        )
+        yield compare("dropout on, packed rows, all together")
+        yield compare("dropout on, one row at a time", rows_at_once=1)
+        yield compare("dropout on, shared by two ranks", ranks=2)
         recompute_blocks(self.model)
-        yield self.compared("dropout on, activations recomputed", reference=reference)
+        yield compare("dropout on, activations recomputed")
         stop_recomputing(self.model)
         _turn_off(self.dropout)
 
-    def step(self, *, packed: bool, rank: int = 0, ranks: int = 1) -> Step:
+    def build_step(self, *, packed: bool, rank: int = 0, ranks: int = 1) -> Step:
         """Build the update with the plan and the layout of training."""
         encoder = bool(self.model.config.is_encoder_decoder)
         all_lengths = ExampleLengths.from_store(
@@ -431,7 +439,7 @@ class _Ways:
         )
         refuse_overlong(all_lengths, max_positions(self.model.config))
         shape = row_shape(self.config.train, all_lengths)
-        # Double the rows, so that even the longest examples are packed.
+        # Double the length of a row, so that even the longest examples share a row.
         shape = RowShape(2 * shape.source, 2 * shape.target)
         lengths = ExampleLengths.from_store(self.store, self.rows, encoder=encoder)
         stream = BatchStream(
@@ -455,7 +463,7 @@ class _Ways:
         )
         return stream.at(Cursor())
 
-    def compared(
+    def compare(
         self,
         name: str,
         *,
@@ -465,20 +473,18 @@ class _Ways:
         runtime: Runtime | None = None,
         reference: LossAndGradient | None = None,
     ) -> UpdateWay:
-        """Compute an update in one way, by default with all rows together.
+        """Compute an update in one way, and compare it with a reference.
 
-        Compare it with a reference.
-
-        The default reference is transformers' update.
+        By default all rows are computed together, and the reference is transformers' update.
         """
         runtime = runtime or self.runtime
         began = time.perf_counter()
         loss = 0.0
         gradient: Gradient = {}
         for rank in range(ranks):
-            step = self.step(packed=packed, rank=rank, ranks=ranks)
+            step = self.build_step(packed=packed, rank=rank, ranks=ranks)
             if not step.batch.n_rows:
-                continue
+                continue  # fewer rows than ranks
             rank_loss, rank_gradient = training_update(
                 self.model,
                 step,
@@ -488,10 +494,10 @@ class _Ways:
             )
             loss += rank_loss
             for parameter, part in rank_gradient.items():
-                gradient[parameter] = (
-                    part + gradient[parameter] if parameter in gradient else part
-                )
-        result = difference((loss, gradient), reference or self.reference)
+                before = gradient.get(parameter)
+                gradient[parameter] = part if before is None else part + before
+
+        result = compare_updates((loss, gradient), reference or self.reference)
         limits = FLOAT32 if runtime.precision == "float32" else HALF
         verdict: Literal["same", "DIFFERENT"] = (
             "same" if result.within(limits) else "DIFFERENT"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from toque.config import RunConfig
@@ -17,47 +18,48 @@ from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import DataError
 from toque.models.loading.hub import find_local_folder
 from toque.sources.conversations import ConversationReader
-from toque.sources.records import Source, examples_in
+from toque.sources.records import Example, Source, examples_in
 from toque.sources.source_files import blocks_of, find_files
 from toque.workflows.configure import configure
 from toque.workflows.first_config.sizing import MAX_BATCH_TOKENS
 from toque.workflows.prepared_store import prepare_settings
 
 _ADAPTER_FROM: Final = 1_000_000_000
-"""Smallest number of parameters for which an adapter is proposed although all weights fit. A guess:
-an adapter has smaller checkpoints, and learns as much from little data."""
-_LETTERS: Final = 20_000
-"""Characters that are read to check that a tokenizer covers their script."""
+"""Minimum number of parameters for an adapter if all weights fit into memory. A guess: an adapter
+has smaller checkpoints, and learns as much from little data."""
+_SCRIPT_CHARACTERS: Final = 20_000
+"""Number of characters that are enough to check whether a tokenizer covers their script."""
 _ADAPTER: Final[Mapping[str, str]] = {"kind": "lora", "target_modules": "all"}
-"""Proposed adapter, on all layers. After one pass over 500 recipes, a model of 135 M reaches 0.526
-bits per byte, 0.562 with an adapter on q and v, and 0.512 with all weights (lab/dial.md)."""
+"""Proposed adapter, on all layers. After one pass over 500 recipes, it gives a model of 135 M
+parameters 0.526 bits per byte. An adapter on q and v gives 0.562, and all weights give 0.512
+(lab/dial.md)."""
 _LORA: Final = f"adapter: {flow(_ADAPTER)}"
 _NO_ADAPTER: Final = (
     f"# {_LORA}   # train a small adapter and freeze the weights of the model"
 )
 NOT_SEEN: Final = (
-    "{start} is not on this machine, so its size, chat template and lengths were "
-    "not measured."
+    "{start} is not on this machine, so its size, chat template and lengths were not "
+    "measured."
 )
 
 
 class MeasuredBase(NamedTuple):
-    """Settings for a base model, with the reason of each as a comment."""
+    """Settings for a base model, with the reason for each as a comment."""
 
     longest: int = 1
     """Tokens of the longest example."""
     tokens_each: float | None = None
-    """Mean trained tokens per example with the base's tokenizer; None if not measured."""
+    """Mean trained tokens per example with the base's tokenizer, or None if not measured."""
     adapter: str = _NO_ADAPTER
-    """Line of the adapter. It is a comment if all weights are trained."""
+    """Line with the adapter. It is a comment if all weights are trained."""
     data: str = ""
-    """Lines of the data section."""
+    """Lines for the data section."""
     remarks: tuple[str, ...] = ()
     """Messages about cut examples, too little memory, or an absent model."""
     rate: float | None = None
-    """Tokens per second of training on this machine; None if the model is absent."""
+    """Training speed of this machine in tokens per second, or None if the model is absent."""
     parameters: int = 0
-    """Number of parameters; 0 if the model is absent."""
+    """Number of parameters, or 0 if the model is absent."""
 
     @property
     def is_small(self) -> bool:
@@ -87,29 +89,11 @@ def measure_base(
     start = config.model.start_from
     if find_local_folder(start) is None:
         return MeasuredBase(remarks=(NOT_SEEN.format(start=start),))
-    has_conversations = any(isinstance(s.reader, ConversationReader) for s in sources)
+
     data = ""
     lengths = _Lengths()
     if sources and not config.model.tokenizer_source.startswith(TRAINED):
-        template, reason = "auto", "the base's own"
-        try:
-            lengths = _measure_lengths(
-                config, sources, template, talks=has_conversations
-            )
-            if not lengths.has_template:
-                reason = "headings; the base has no chat template"
-        except DataError as error:
-            if not has_conversations or "chat template" not in str(error):
-                raise
-            template, reason = (
-                "plain",
-                "headings, because the base's own does not end its answers",
-            )
-            lengths = _measure_lengths(
-                config, sources, template, talks=has_conversations
-            )
-        if has_conversations:
-            data = f"  chat_template: {template}   # {reason}\n"
+        lengths, data = _measure_with_template(config, sources)
         for name, n in lengths.limits.items():
             data += f"  {name}: {n}   # the longest measured one\n"
         config = configure(config, data=lengths.limits)
@@ -117,13 +101,41 @@ def measure_base(
     longest = sum(lengths.limits.values()) or 1
     largest = max(longest, MAX_BATCH_TOKENS)
     config = configure(config, train={"batch": f"{largest} tokens"})
-    seen = _choose_adapter(config, lengths.tokens_each or example)
-    return seen._replace(
+    base = _choose_adapter(config, lengths.tokens_each or example)
+    return base._replace(
         longest=longest,
         tokens_each=lengths.tokens_each,
         data=data,
-        remarks=(*lengths.remarks, *seen.remarks),
+        remarks=(*lengths.remarks, *base.remarks),
     )
+
+
+def _measure_with_template(
+    config: RunConfig, sources: Sequence[Source]
+) -> tuple[_Lengths, str]:
+    """Measure the lengths with the base's chat template, or with headings if it is unusable.
+
+    Return also the line of `data.chat_template` for conversations.
+    """
+    has_conversations = any(isinstance(s.reader, ConversationReader) for s in sources)
+    measure = partial(
+        _measure_lengths, config, sources, has_conversations=has_conversations
+    )
+    template = "auto"
+    reason = "the base's own"
+    try:
+        lengths = measure(template)
+        if not lengths.has_template:
+            reason = "headings; the base has no chat template"
+    except DataError as error:
+        if not has_conversations or "chat template" not in str(error):
+            raise
+        template = "plain"
+        reason = "headings, because the base's own does not end its answers"
+        lengths = measure(template)
+    if not has_conversations:
+        return lengths, ""
+    return lengths, f"  chat_template: {template}   # {reason}\n"
 
 
 class _Lengths(NamedTuple):
@@ -140,54 +152,62 @@ class _Lengths(NamedTuple):
 
 
 def _measure_lengths(
-    config: RunConfig, sources: Sequence[Source], template: str, *, talks: bool
+    config: RunConfig,
+    sources: Sequence[Source],
+    template: str,
+    *,
+    has_conversations: bool,
 ) -> _Lengths:
     """Measure the examples, and choose limits that cut only what exceeds the context length."""
     settings = replace(prepare_settings(config), chat_template=template)
     codec = load_codec(resolve_tokenizer(settings.tokenizer))
     has_template = template_text(codec.settings) is not None
-    if talks:
+    if has_conversations:
         set_chat_template(codec, settings)
     chosen, messages, tokens_each = choose_limits(
         find_files(sources), codec, settings, percentile=100
     )
+
+    # A limit was measured if a message reports it. The two limits share the longest conversation.
     limits = {}
-    # The two limits share the longest conversation.
-    for name, start in (
+    for name, heading in (
         ("max_prompt_tokens", "Longest prompt"),
         ("max_target_tokens", "Longest target"),
     ):
-        if any(
-            message.startswith((start, "Longest conversation")) for message in messages
-        ):
+        headings = (heading, "Longest conversation")
+        if any(message.startswith(headings) for message in messages):
             limits[name] = int(getattr(chosen, name))
-    remarks = [message for message in messages if " cut" in message]
+    remarks = [
+        message for message in messages if "cuts" in message or "no more" in message
+    ]
     remarks += _check_script(codec, sources, config.model.start_from)
     return _Lengths(limits, tokens_each, remarks, has_template)
 
 
 def _check_script(codec: Codec, sources: Sequence[Source], base: str) -> list[str]:
     """Warn if the base's tokenizer falls back to bytes, i.e. needs more tokens than characters."""
-    texts: list[str] = []
-    letters = 0
-    for file in find_files(sources):
-        for block in blocks_of(file):
-            for example in examples_in(block, file.reader).examples:
-                texts.append(example.text)
-                letters += len(example.text)
-                if letters > _LETTERS:
-                    break
-            if letters > _LETTERS:
-                break
-    tokens = int(codec.encode_flat(texts).ends[-1]) if texts else 0
-    if tokens <= letters:
+    texts = []
+    n_characters = 0
+    for example in _read_examples(sources):
+        texts.append(example.text)
+        n_characters += len(example.text)
+        if n_characters > _SCRIPT_CHARACTERS:
+            break
+    n_tokens = int(codec.encode_flat(texts).ends[-1]) if texts else 0
+    if n_tokens <= n_characters:
         return []
     warning = (
-        f"The tokenizer of {base} needs {tokens / letters:.1f} tokens per character of these "
-        "texts. It hardly covers their script, and neither does the model. Start from a base in "
-        "their language, or from scratch with a new tokenizer."
+        f"The tokenizer of {base} needs {n_tokens / n_characters:.1f} tokens per character of "
+        "these texts. It hardly covers their script, and neither does the model. Start from a base "
+        "in their language, or from scratch with a new tokenizer."
     )
     return [warning]
+
+
+def _read_examples(sources: Sequence[Source]) -> Iterator[Example]:
+    for file in find_files(sources):
+        for block in blocks_of(file):
+            yield from examples_in(block, file.reader).examples
 
 
 def _choose_adapter(config: RunConfig, example: float | None) -> MeasuredBase:

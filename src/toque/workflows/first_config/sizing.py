@@ -1,4 +1,4 @@
-"""Choice of model size, batch and weight decay for a given text, time and machine.
+"""Choice of a model's size and batch for a given text, time and machine, and a forecast.
 
 The table of losses and its fit are from short runs on 68,004 recipes (lab/dial.md). The training
 speed of this machine is measured.
@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import bz2
 import math
-import random
-import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from toque.config.schema import TRAINED
 from toque.errors import ConfigError, argument
-from toque.reporter import SILENT, clock_text, millions
-from toque.units import Cursor, Duration
-from toque.workflows.configure import configure
+from toque.reporter import clock_text, millions
+from toque.units import Duration
+from toque.workflows.first_config.model_sizes import (
+    MIN_BATCH_TOKENS,
+    SIZES,
+    Size,
+    tokens_per_update,
+)
+from toque.workflows.first_config.speed_trial import LONG_EXAMPLE, measure_rate
 
-if TYPE_CHECKING:
-    from toque.workflows.build import Run
-
-HEAD_WIDTH: Final = 32
-POSITIONS: Final = 1024
-"""Context length of a new model, in tokens of prompt and target together."""
 VOCABULARY: Final = 8192
 """Largest vocabulary of a tokenizer that is trained on the texts. A smaller one has a higher loss,
 and a larger one makes updates slower (lab/notes.md)."""
 _MIN_ENTRIES: Final = 2048
+"""Smallest vocabulary of a tokenizer that is trained on the texts."""
 _BYTES_PER_ENTRY: Final = 100.0
 """Bytes of text per entry of the vocabulary. 2,048 entries had the lowest loss on 160,000 bytes,
 4,096 on 560,000 bytes and 8,192 on 830,000 bytes."""
@@ -48,12 +45,12 @@ class TextTokenizer(NamedTuple):
     setting: str
     """Value of `model.tokenizer`."""
     bytes_per_token: float
-    """Bytes of the training texts per token."""
+    """Mean bytes of the training texts per token."""
     entries: int = 0
     """Size of the vocabulary. 0: unknown."""
 
     def adjust_to(self, like: Measured) -> TextTokenizer:
-        """Adjust the bytes per token of a tokenizer that is trained on texts other than recipes."""
+        """Adjust a trained tokenizer's bytes per token from recipes to texts such as `like`."""
         if not self.setting.startswith(TRAINED):
             return self
         factor = like.bytes_per_token / OF_RECIPES.bytes_per_token
@@ -61,7 +58,7 @@ class TextTokenizer(NamedTuple):
 
 
 def trained_tokenizer(entries: int) -> TextTokenizer:
-    """Return a tokenizer of `entries` entries that is trained on the texts."""
+    """Return a tokenizer of `entries` entries that is trained on recipes."""
     log_entries = np.log(list(BYTES_PER_TOKEN))
     bytes_per_token = np.interp(
         math.log(entries), log_entries, list(BYTES_PER_TOKEN.values())
@@ -70,69 +67,9 @@ def trained_tokenizer(entries: int) -> TextTokenizer:
 
 
 def tokenizer_for_text(text: float) -> TextTokenizer:
-    """Return a trained tokenizer with a vocabulary that suits `text` bytes."""
+    """Return a trained tokenizer with a vocabulary that suits `text` bytes, a power of two."""
     entries = min(max(text / _BYTES_PER_ENTRY, _MIN_ENTRIES), VOCABULARY)
     return trained_tokenizer(2 ** math.floor(math.log2(entries)))
-
-
-class Size(NamedTuple):
-    """Llama from scratch, with its batch and learning rate."""
-
-    width: int
-    layers: int
-    batch_tokens: int
-    peak_lr: float
-    """Peak rate of Muon, which decays linearly to 0."""
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        """`model.shape` of this size."""
-        heads = self.width // HEAD_WIDTH
-        return {
-            "hidden_size": self.width,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads,
-            "intermediate_size": self.inner,
-            "max_position_embeddings": POSITIONS,
-            "tie_word_embeddings": True,
-        }
-
-    @property
-    def inner(self) -> int:
-        """Width of the MLP: 11/4 of the width, rounded up to a multiple of the head width."""
-        return -(-self.width * 11 // 4 // HEAD_WIDTH) * HEAD_WIDTH
-
-    @property
-    def parameters(self) -> int:
-        """Parameters without the embedding."""
-        layer = self.width * (4 * self.width + 3 * self.inner + 2)
-        return self.layers * layer + self.width
-
-    def decay(self, tokens: float, passes: float) -> float:
-        """Return `optim.weight_decay` of a run of `tokens` tokens in `passes` passes.
-
-        The sum of rate times decay is the same for short and long runs (Wang & Aitchison 2024,
-        arXiv 2405.13698). It is larger for repeated texts, because the model would memorise them
-        (Kim et al. 2025, arXiv 2509.14786).
-        """
-        minimum, per_pass = _TOTAL_DECAY
-        total = max(minimum, per_pass * passes)
-        batch = max(_MIN_BATCH_TOKENS, _tokens_per_update(tokens, self.batch_tokens))
-        decay = total / (self.peak_lr * tokens / batch)
-        return min(_MAX_DECAY, float(f"{decay:.2g}"))
-
-
-SIZES: Final[Mapping[str, Size]] = {
-    "300k": Size(64, 3, 2048, 1e-2),
-    "1m": Size(128, 4, 2048, 5e-3),
-    "3m": Size(192, 5, 2048, 2.5e-3),
-    "6m": Size(256, 6, 2048, 2e-3),
-    "14m": Size(384, 7, 4096, 1.5e-3),
-    "30m": Size(512, 8, 8192, 1e-3),
-}
-"""Sizes by their number of parameters with a vocabulary of 2,048 entries. The rates of the three
-largest sizes are extrapolated (lab/dial.md)."""
 
 
 class Fit(NamedTuple):
@@ -148,18 +85,20 @@ class Fit(NamedTuple):
     of_text: float
     text_exponent: float
     repeats: float
+    """Maximum amount of fresh text that repeats of a text are worth, in copies of the text."""
 
     def bits_per_byte(self, parameters: float, fresh: float) -> float:
         """Predict the held-out bits per byte after `fresh` bytes of text without repeats."""
         size = self.of_size / parameters**self.size_exponent
-        return float(self.floor + size + self.of_text / fresh**self.text_exponent)
+        text = self.of_text / fresh**self.text_exponent
+        return float(self.floor + size + text)
 
     def fresh(self, read: float, text: float) -> float:
         """Convert `read` bytes of a repeated text of `text` bytes to bytes of fresh text."""
         if read <= text:
             return read
-        again = read / text - 1.0
-        return text + text * self.repeats * (1.0 - math.exp(-again / self.repeats))
+        n_repeats = read / text - 1.0
+        return text + text * self.repeats * (1.0 - math.exp(-n_repeats / self.repeats))
 
 
 FIT: Final = Fit(0.25, 22.02, 0.4, 745.2, 0.5, 4.0)
@@ -167,8 +106,8 @@ FIT: Final = Fit(0.25, 22.02, 0.4, 745.2, 0.5, 4.0)
 (`fit_runs.py`, lab/dial.md). The floor of 0.25 is a guess, because six runs cannot determine it.
 With repeats of 4, predictions for eight runs of 5 to 12 passes are 8 % too low to 17 % too high."""
 _EARLY_END_RATIO: Final = 1.25
-"""Ratio of possible to useful passes above which a run ends early. The speed is an estimate within
-25 %."""
+"""Ratio of possible to useful passes above which a run ends early. The speed estimate has an error
+of up to 25 %."""
 MAX_PASSES: Final = 4.0
 """Passes over the texts after which a pretrained model stops. Up to four passes are worth nearly as
 much as fresh text (Muennighoff et al. 2023; lab/dial.md)."""
@@ -180,7 +119,7 @@ class Measured(NamedTuple):
     """Losses of short runs over one kind of text, and the compression of such texts."""
 
     bits: Mapping[str, Mapping[float, float]]
-    """Held-out bits per byte, by size and by tokens read."""
+    """Held-out bits per byte, by size and by number of training tokens."""
     bytes_per_token: float
     """Bytes per token of a tokenizer of 8,192 entries that is trained on the texts."""
     compressed: Mapping[int, float]
@@ -210,45 +149,30 @@ OF_PLAIN_TEXT: Final = Measured(
     compressed={30_000: 2.682, 100_000: 2.337, SAMPLE_BYTES: 2.094},
     texts="old cookbooks in English",
 )
-"""Runs over ten books. Recipes predict them badly (0.93 bits per byte, but 1.28 measured), because
-no prompt announces their sentences."""
+"""Runs over ten books. The runs over recipes predict these losses badly (0.93 bits per byte instead
+of 1.28), because no prompt announces a book's sentences."""
 _COMPRESSION_EXPONENT: Final = 1.6
 """Exponent of the relation between the compressed size of texts and their held-out loss, both
 relative to the measured texts (lab/notes.md)."""
 _ROUGH_DIFFERENCE: Final = 0.1
 """Difference in difficulty above which a forecast states its margin."""
 _PASSES: Final = (8.0, 0.2)
-"""k and a of the passes after which a run from scratch ends: k (T / N)^a, with T bytes of text and
-N parameters (lab/notes.md)."""
+"""k and a in the number of useful passes of a run from scratch: k (T / N)^a, with T bytes of text
+and N parameters (lab/notes.md)."""
 _MIN_PASSES: Final = 6.0
-"""Minimum of these passes. 6 and 10 passes over 50 recipes reach the same loss."""
+"""Minimum number of useful passes. 6 and 10 passes over 50 recipes reach the same loss."""
 _BYTES_PER_PARAMETER: Final = 0.65
 """Bytes of text per parameter that a larger size needs to be tried. With 0.36 bytes the larger of
 two sizes was worse, and with 0.7 bytes it was 5 % better."""
-_TOTAL_DECAY: Final = (1.5, 0.5)
-"""Sum of rate times decay over all updates of a run with a constant rate: the minimum, and the
-amount per pass over the texts (lab/notes.md)."""
-_MAX_DECAY: Final = 2.0
-"""Maximum weight decay. A decay of 3.0 raises the loss of 50 and 150 recipes by 3 and 5 %."""
-
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05
-"""Share of the time for held-out losses, and the same share for generated texts."""
-WRITTEN_AT_ONCE: Final = 4
-"""Maximum number of texts in an evaluation between updates."""
+"""Share of the time for held-out losses, and also for generated texts."""
 _PREPARED_PER_SECOND: Final = 740_000
 """Bytes of text that are prepared per second: two Zen 3 cores needed 108 s for 80 MB."""
 _ENDING_SECONDS: Final = 15.0
 """Seconds for the start, the last scores and the finished model of a small run."""
-_LONG_EXAMPLE: Final = 2048
-"""Characters above which an example is split."""
-
-_MIN_UPDATES: Final = 300
-"""Minimum updates of a run. The batch shrinks to reach it."""
 MAX_BATCH_TOKENS: Final = 16_384
 """Maximum tokens per update of a pretrained model."""
-_MIN_BATCH_TOKENS: Final = 1024
-"""Tokens per update below which the batch counts examples."""
 _MIN_EXAMPLES: Final = 4
 """Minimum examples per update."""
 _TUNED_LR: Final = (1e-4, 135e6)
@@ -256,6 +180,8 @@ _TUNED_LR: Final = (1e-4, 135e6)
 with the inverse root of the parameters (lab/dial.md)."""
 _MAX_TUNED_LR: Final = 5e-4
 _ADAPTER_LR: Final = 1e-3  # a guess
+_MEASURING: Final = 0.1
+"""Share of the run's time for the measurement of its speed. A guess."""
 
 
 def tuned_lr(parameters: int, *, adapted: bool) -> float:
@@ -263,31 +189,27 @@ def tuned_lr(parameters: int, *, adapted: bool) -> float:
     if adapted:
         return _ADAPTER_LR
     base_lr, base_parameters = _TUNED_LR
-    lr = base_lr * math.sqrt(base_parameters / (parameters or base_parameters))
+    n = parameters or base_parameters
+    lr = base_lr * math.sqrt(base_parameters / n)
     return float(f"{min(_MAX_TUNED_LR, lr):.1g}")
 
 
-def _tokens_per_update(read: float, max_tokens: int) -> float:
-    """Return at most `max_tokens` per update, so that a run of `read` tokens has enough updates."""
-    return min(max_tokens, read / _MIN_UPDATES)
-
-
-def batch_for(
+def choose_batch(
     read: float, texts: float, records: int, *, max_tokens: int, longest: int
 ) -> str:
     """Return `train.batch`, small enough for a sufficient number of updates.
 
     Args:
-        read: Tokens that the run reads.
+        read: Number of training tokens in the run.
         texts: Tokens of all texts. 0: unknown.
         records: Number of texts.
         max_tokens: Maximum tokens per update.
         longest: Tokens of the longest text, which must fit in an update.
     """
-    tokens = _tokens_per_update(read, max_tokens)
-    if records and tokens < _MIN_BATCH_TOKENS:
+    tokens = tokens_per_update(read, max_tokens)
+    if records and tokens < MIN_BATCH_TOKENS:
         return f"{max(_MIN_EXAMPLES, round(tokens * records / texts))} examples"
-    power_of_two = 2 ** math.floor(math.log2(max(_MIN_BATCH_TOKENS, tokens)))
+    power_of_two = 2 ** math.floor(math.log2(max(MIN_BATCH_TOKENS, tokens)))
     return f"{max(longest, power_of_two)} tokens"
 
 
@@ -301,27 +223,30 @@ class Passes(NamedTuple):
 
     @property
     def ends_early(self) -> bool:
-        """Return whether the run ends after the useful passes, clearly before the time is over."""
+        """True if the useful passes end clearly before the time is over."""
         return self.possible > _EARLY_END_RATIO * self.useful
 
     def tokens(self, rate: float, seconds: float) -> float:
-        """Return the tokens read at `rate` tokens per second in `seconds` of training."""
+        """Return the training tokens of a run at `rate` tokens per second in `seconds`."""
         share = self.useful / self.possible if self.ends_early else 1.0
         return share * rate * seconds
 
-    def in_words(self, tokens: float, rate: float, total: Duration) -> str:
+    def describe(self, tokens: float, rate: float, total: Duration) -> str:
         """Describe the tokens and passes in the `total` time, and why a run ends early."""
+        time_limit = _without_total(total)
         if not self.ends_early:
-            passes = (
-                f", {self.possible:.2g} passes over the texts" if self.possible else ""
-            )
-            return f"{_about(tokens)} tokens in {_without_total(total)}{passes}"
-        spare = (self.possible / self.useful - 1.0) * tokens / rate / (1.0 - EVALUATING)
-        needed = clock_text((total.seconds or 0.0) - spare)
+            passes = ""
+            if self.possible:
+                passes = f", {self.possible:.2g} passes over the texts"
+            return f"{_about(tokens)} tokens in {time_limit}{passes}"
+
+        spare_tokens = (self.possible / self.useful - 1.0) * tokens
+        spare_seconds = spare_tokens / rate / (1.0 - EVALUATING)
+        needed = clock_text((total.seconds or 0.0) - spare_seconds)
         return (
             f"{_about(tokens)} tokens in {self.useful:g} passes over the texts and needs only "
-            f"about {needed} of the {_without_total(total)}: the time is enough for "
-            f"{self.possible:,.0f} passes, but the model would memorise the texts"
+            f"about {needed} of the {time_limit}: the time is enough for {self.possible:,.0f} "
+            "passes, but the model would memorise the texts"
         )
 
 
@@ -331,13 +256,14 @@ class Choice(NamedTuple):
     name: str
     tokenizer: TextTokenizer
     tokens: float
-    """Tokens that the run reads."""
+    """Number of training tokens in the run."""
     rate: float
     """Training speed of this machine, in tokens per second."""
     bits_per_byte: float
     """Forecast for held-out texts."""
     passes: Passes
     like: Measured
+    """Runs over texts of the same kind."""
     difficulty: float = 1.0
     """Factor from `estimate_difficulty`. 1.0 without a comparison of the texts."""
     writing: float = 0.0
@@ -353,13 +279,12 @@ class Choice(NamedTuple):
     @property
     def decay(self) -> float:
         """Weight decay of the run."""
-        return self.size.decay(
-            self.tokens, min(self.passes.possible, self.passes.useful)
-        )
+        passes = min(self.passes.possible, self.passes.useful)
+        return self.size.decay(self.tokens, passes)
 
     @property
     def model(self) -> str:
-        """Parameters of the model in the notation of `train`, and the name of the size."""
+        """Number of parameters as `train` prints it, and the name of the size."""
         if not self.tokenizer.entries:
             return f"size {self.name}"
         n = self.size.parameters + self.tokenizer.entries * self.size.width
@@ -367,30 +292,19 @@ class Choice(NamedTuple):
 
     def forecast(self, total: Duration) -> str:
         """Describe the expected loss of a run from scratch, its model and its length."""
-        bytes_per_token = self.tokenizer.bytes_per_token
-        loss = self.bits_per_byte * math.log(2.0) * bytes_per_token
-        # Only tokenizers that are trained on the texts were measured.
-        is_trained = self.tokenizer.setting.startswith(TRAINED)
-
-        # The fit may be worse than a random guess if the run reads very little.
-        random_loss = 8.0 * math.log(2.0) * bytes_per_token
-        if is_trained:
-            entries = int(self.tokenizer.setting.removeprefix(TRAINED))
-            random_loss = min(random_loss, math.log(entries))
-        if loss < random_loss:
+        expected = "no held-out loss, because the run reads too little text"
+        basis = ""
+        loss = self.bits_per_byte * math.log(2.0) * self.tokenizer.bytes_per_token
+        if loss < self._random_loss():
             expected = (
                 f"held-out loss {loss:.2f} ({self.bits_per_byte:.2f} bits per byte)"
             )
-            is_rough = abs(self.difficulty - 1.0) > _ROUGH_DIFFERENCE or not is_trained
-            if self.passes.possible > 2.0 or is_rough:
+            if self._is_rough():
                 expected += ", ±17 %"  # eight runs with many passes were within 17 % (lab/notes.md)
             basis = f" The forecast is based on runs over {self.like.texts}"
             if self.difficulty != 1.0:
                 basis += " and on the compression of your texts"
             basis += ": docs/explanation/what-to-expect.md."
-        else:
-            expected = "no held-out loss, because the run reads too little text"
-            basis = ""
 
         if self.is_incomplete:
             basis += (
@@ -399,8 +313,23 @@ class Choice(NamedTuple):
             )
         return (
             f"Forecast: {expected}. Model: {self.model}, {self.rate:,.0f} tokens/s on this "
-            f"machine. The run reads {self.passes.in_words(self.tokens, self.rate, total)}.{basis}"
+            f"machine. The run reads {self.passes.describe(self.tokens, self.rate, total)}.{basis}"
         )
+
+    def _random_loss(self) -> float:
+        """Return the loss of a random guess. The fit exceeds it if the run reads very little."""
+        setting = self.tokenizer.setting
+        loss = 8.0 * math.log(2.0) * self.tokenizer.bytes_per_token
+        if not setting.startswith(TRAINED):
+            return loss
+        return min(loss, math.log(int(setting.removeprefix(TRAINED))))
+
+    def _is_rough(self) -> bool:
+        """Check whether the run differs in kind from the measured runs."""
+        is_trained = self.tokenizer.setting.startswith(TRAINED)
+        has_many_passes = self.passes.possible > 2.0
+        has_other_texts = abs(self.difficulty - 1.0) > _ROUGH_DIFFERENCE
+        return has_many_passes or has_other_texts or not is_trained
 
 
 def parse_run_time(text: str) -> Duration:
@@ -426,8 +355,9 @@ class Tuning(NamedTuple):
     """Further training of a pretrained model in a limited time."""
 
     batch: str
+    """Value of `train.batch`."""
     tokens: float
-    """Tokens that the run reads."""
+    """Number of training tokens in the run."""
     rate: float
     """Training speed of this machine, in tokens per second."""
     passes: Passes
@@ -438,7 +368,7 @@ class Tuning(NamedTuple):
         """Describe the speed and the length of the run."""
         return (
             f"Forecast: about {_about(self.rate)} tokens/s on this machine. The run reads "
-            f"{self.passes.in_words(self.tokens, self.rate, total)}. The loss depends on the "
+            f"{self.passes.describe(self.tokens, self.rate, total)}. The loss depends on the "
             "model and cannot be predicted. SmolLM2-135M reached 0.51 bits per byte of recipes "
             "after 340,000 tokens and 0.44 after 2,300,000: docs/explanation/what-to-expect.md."
         )
@@ -467,7 +397,7 @@ def plan_tuning(
     """
     passes = Passes(MAX_PASSES, rate * seconds / texts if texts else 0.0)
     read = passes.tokens(rate, seconds)
-    batch = batch_for(
+    batch = choose_batch(
         read, texts, records, max_tokens=MAX_BATCH_TOKENS, longest=longest
     )
     return Tuning(batch, read, rate, passes)
@@ -497,8 +427,11 @@ def choose_size(
     Raises:
         ConfigError: The time is too short for any training.
     """
-    characters = min(text / max(1, records), _LONG_EXAMPLE) if text else _LONG_EXAMPLE
-    deadline = time.monotonic() + _MEASURING * (total.seconds or 0.0)
+    characters: float = LONG_EXAMPLE
+    if text:
+        characters = min(text / max(1, records), LONG_EXAMPLE)
+    total_seconds = total.seconds or 0.0
+    deadline = time.monotonic() + _MEASURING * total_seconds
     best = find_best_size(
         text or math.inf,
         training_seconds(text, total),
@@ -540,16 +473,17 @@ def predict_bits(
     The fit is corrected by the ratio of measured to fitted losses. A size without measurements
     uses the ratio of the largest measured size.
     """
-    reference = name if name in like.bits else list(like.bits)[-1]
-    measured = like.bits[reference]
-    measured_bytes = [tokens * like.bytes_per_token for tokens in measured]
-    ratios = [
-        bits / FIT.bits_per_byte(SIZES[reference].parameters, n)
-        for n, bits in zip(measured_bytes, measured.values(), strict=True)
-    ]
+    measured_name = name if name in like.bits else list(like.bits)[-1]
+    parameters = SIZES[measured_name].parameters
+    measured_bytes = []
+    ratios = []
+    for tokens, bits in like.bits[measured_name].items():
+        n_bytes = tokens * like.bytes_per_token
+        measured_bytes.append(n_bytes)
+        ratios.append(bits / FIT.bits_per_byte(parameters, n_bytes))
     fresh = FIT.fresh(read, text)
-    ratio = np.interp(math.log(fresh), np.log(measured_bytes), ratios)
-    return FIT.bits_per_byte(SIZES[name].parameters, fresh) * float(ratio)
+    ratio = float(np.interp(math.log(fresh), np.log(measured_bytes), ratios))
+    return FIT.bits_per_byte(SIZES[name].parameters, fresh) * ratio
 
 
 def estimate_difficulty(sample: bytes, like: Measured = OF_RECIPES) -> float:
@@ -559,10 +493,11 @@ def estimate_difficulty(sample: bytes, like: Measured = OF_RECIPES) -> float:
     """
     if len(sample) < min(like.compressed):
         return 1.0
-    sizes = [math.log(n) for n in like.compressed]
-    typical = np.interp(math.log(len(sample)), sizes, list(like.compressed.values()))
+    log_sizes = [math.log(size) for size in like.compressed]
+    bits = list(like.compressed.values())
+    typical = float(np.interp(math.log(len(sample)), log_sizes, bits))
     compressed = 8 * len(bz2.compress(sample)) / len(sample)
-    return math.pow(compressed / float(typical), _COMPRESSION_EXPONENT)
+    return math.pow(compressed / typical, _COMPRESSION_EXPONENT)
 
 
 def find_best_size(
@@ -586,7 +521,7 @@ def find_best_size(
         only: The only size to consider.
         tokenizer: None for a tokenizer that is trained on the texts.
         like: Runs over texts of the same kind, for the forecast.
-        is_over: Function called before each size but the first. True ends the search.
+        is_over: Function that is called before each size except the first. True ends the search.
     """
     best: Choice | None = None
     tokenizer = (tokenizer or tokenizer_for_text(text)).adjust_to(like)
@@ -601,7 +536,7 @@ def find_best_size(
             break
         tokens_per_second = rate(size)
         useful = factor * (text / size.parameters) ** exponent
-        if not math.isinf(text):
+        if not math.isinf(text):  # the amount of text is known
             useful = max(_MIN_PASSES, math.floor(useful))
         passes = Passes(useful, seconds * tokens_per_second * bytes_per_token / text)
         tokens = passes.tokens(tokens_per_second, seconds)
@@ -609,143 +544,9 @@ def find_best_size(
         if best is not None and bits >= best.bits_per_byte:
             break
         best = Choice(name, tokenizer, tokens, tokens_per_second, bits, passes, like)
-    assert best is not None  # there are sizes
+    assert best is not None  # `SIZES` is not empty
 
-    # Recipes choose the size also for plain text, because their runs are longer and cover more
-    # sizes. The choice was the best of nine for plain text.
+    # The runs over recipes choose the size also for plain text, because they are longer and cover
+    # more sizes. For plain text, this choice was the best of nine runs.
     bits = predict_bits(best.name, best.tokens * bytes_per_token, text, like)
     return best._replace(bits_per_byte=bits)
-
-
-_TRIAL_UPDATES: Final = 2
-"""Minimum updates of a measurement."""
-_TRIAL_SECONDS: Final = 1.0
-"""Minimum seconds of a measurement."""
-_MEASURING: Final = 0.1
-"""Share of the run's time for the measurement of its speed. A guess."""
-_TRIAL_BATCH: Final = 4096
-"""Maximum tokens per update of a measurement. A large size would take a minute with more."""
-_TRIAL_TEXTS: Final = 200
-_LONG_PROMPT: Final = 200
-"""Maximum characters of a prompt when the generation speed is measured."""
-_WORDS: Final = 4000
-_LETTERS: Final = "etaoinshrdlu"
-_LETTERS_PER_WORD: Final = 6.5
-
-
-def measure_rate(size: Size, characters: float, tokenizer: str) -> float:
-    """Measure the training speed of this machine, in tokens per second.
-
-    A few updates run over random texts. The speed depends only on their length and the tokenizer.
-
-    Args:
-        size: Size of the model.
-        characters: Characters per text.
-        tokenizer: Value of `model.tokenizer`.
-    """
-    batch = f"{min(size.batch_tokens, _TRIAL_BATCH)} tokens"
-    optim = {"name": "muon", "peak_lr": size.peak_lr}
-    with _trial_run(
-        model_settings(size, tokenizer), characters, batch, optim=optim
-    ) as run:
-        cursor = Cursor()
-        rates: list[float] = []
-        deadline = time.perf_counter() + _TRIAL_SECONDS
-        while len(rates) < _TRIAL_UPDATES or time.perf_counter() < deadline:
-            step = run.stream.at(cursor)
-            start = time.perf_counter()
-            float(run.trainer.step(step).loss)  # waits for the device
-            rates.append(step.n_tokens / (time.perf_counter() - start))
-            cursor = step.cursor
-        # The first update allocates the optimizer's state.
-        return statistics.median(rates[1:])
-
-
-def measure_writing_rate(model: Mapping[str, Any], characters: float) -> float:
-    """Measure this machine's generation speed for `WRITTEN_AT_ONCE` texts, in tokens per second.
-
-    Args:
-        model: Settings of the model.
-        characters: Characters per text.
-    """
-    # Torch is loaded only if a rate is measured.
-    from toque.workflows.run_length import estimate_texts_seconds
-
-    characters = min(characters, _LONG_EXAMPLE)
-    prompts = [
-        text[:_LONG_PROMPT] for text in _random_texts(characters)[:WRITTEN_AT_ONCE]
-    ]
-    n = max(1, round(characters / _LETTERS_PER_WORD))
-    with _trial_run(
-        model, characters, "4 examples", evaluation={"prompts": prompts}
-    ) as run:
-        return (
-            WRITTEN_AT_ONCE
-            * n
-            / estimate_texts_seconds(run.evaluator, run.evaluator.sampler, n)
-        )
-
-
-def model_settings(size: Size, tokenizer: str) -> dict[str, Any]:
-    """Return the settings of a new model."""
-    return {"family": "llama", "shape": size.shape, "tokenizer": tokenizer}
-
-
-@contextmanager
-def _trial_run(
-    model: Mapping[str, Any],
-    characters: float,
-    batch: str,
-    **sections: Mapping[str, Any],
-) -> Iterator[Run]:
-    """Build a run over random texts of about `characters` characters, in a temporary folder."""
-    # Torch is loaded only if a rate is measured.
-    from toque.training.distributed.collectives import Ranks
-    from toque.training.stopping import CommandClock
-    from toque.workflows.build import build_run
-    from toque.workflows.prepare import prepare
-
-    evaluation = {"generate": 0, "texts": 0, "max_examples": 1}
-    with _scratch() as folder:
-        config = configure(
-            run_dir=f"{folder}/run",
-            model=model,
-            data={"store": f"{folder}/store"},
-            optim=sections.get("optim", {}),
-            # Compiling each size would take longer than the measurement.
-            train={"batch": batch, "compile": False},
-            evaluation=evaluation | dict(sections.get("evaluation", {})),
-        )
-        store = prepare(config, data=_random_texts(characters)).store
-        yield build_run(
-            config,
-            store,
-            Ranks(),
-            watchers=None,
-            uploads=None,
-            clock=CommandClock(),
-            reporter=SILENT,
-        )
-
-
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(
-            prefix="toque-init-", ignore_cleanup_errors=True
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"The folder for temporary files cannot be used: {error.strerror}. The measurement of "
-            "the training speed needs it. Set TMPDIR to a folder with a few megabytes of space."
-        ) from error
-
-
-def _random_texts(characters: float) -> list[str]:
-    """Return texts of about `characters` characters, the same texts each time."""
-    rng = random.Random(17)  # not for secrets
-    words = ["".join(rng.choices(_LETTERS, k=rng.randint(2, 9))) for _ in range(_WORDS)]
-    n = max(2, round(characters / _LETTERS_PER_WORD))
-    return [
-        " ".join(rng.choices(words, k=rng.randint(n // 2, n * 3 // 2)))
-        for _ in range(_TRIAL_TEXTS)
-    ]
