@@ -169,7 +169,7 @@ def test_a_score_of_the_user_takes_no_name_of_a_held_out_examples_score(
         ("joke_own:of_task", "of_all") if task else ("own:of_all", "joke_of_task")
     )
     assert found.failed == {
-        failing: f"ValueError: the name {name} is taken; give the score another"
+        failing: f"ValueError: the name {name} is taken; give the score another name"
     }
     assert found.metrics == {other: 1.0}
 

@@ -100,7 +100,7 @@ def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
     [
         (
             lambda: BestOf(8, "taste"),
-            "use likelihood or, for recipes, one of recipe_score, ing",
+            "Use likelihood or, for recipes, one of recipe_score, ing",
         ),
         (lambda: BestOf(0), "at least 1"),
         (lambda: BestOf(1, "form"), "needs several texts"),
@@ -110,7 +110,7 @@ def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
         ),
         (
             lambda: BestOf(4).check(SAMPLED, n_results=5),
-            "n is 5, but best_of writes only 4",
+            "n is 5, but best_of generates only 4",
         ),
         (
             lambda: BestOf(4, "form").check_prompts([PROMPT, "Once"], in_json=False),

@@ -55,17 +55,17 @@ class BestOf:
     def __post_init__(self) -> None:
         if self.by is not None and self.by not in (LIKELIHOOD, *NAMES):
             raise ConfigError(
-                f"Texts cannot be chosen by {self.by!r}: use {LIKELIHOOD} or, for recipes, one of "
-                f"{', '.join(NAMES)}."
+                f"{self.by!r} is not a score for choosing texts. Use {LIKELIHOOD} or, for recipes, "
+                f"one of {', '.join(NAMES)}."
             )
         if self.n < 1:
             raise ConfigError(
-                f"{argument('best_of')} is {self.n}; it must be at least 1."
+                f"{argument('best_of')} must be at least 1, not {self.n}."
             )
         if self.by is not None and self.n == 1:
             raise ConfigError(
-                f"{self.by} needs several texts to choose among, and there is one for each prompt. "
-                f"Add {argument('best_of=8')}, or leave the score out."
+                f"{self.by} needs several texts per prompt to choose from, but only one is "
+                f"generated. Add {argument('best_of=8')}, or leave the score out."
             )
 
     def check(self, options: GenerationOptions, *, n_results: int) -> None:
@@ -84,8 +84,8 @@ class BestOf:
             )
         if n_results > self.n:
             raise ConfigError(
-                f"{argument('n')} is {n_results}, but {argument('best_of')} writes only {self.n} "
-                f"texts to choose from. {argument('n')} may be up to {self.n}."
+                f"{argument('n')} is {n_results}, but {argument('best_of')} generates only "
+                f"{self.n} texts to choose from. {argument('n')} may be up to {self.n}."
             )
 
     def check_prompts(

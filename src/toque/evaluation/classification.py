@@ -117,14 +117,15 @@ def class_scores(
     ignores_case = len({name.casefold() for name in names}) == len(set(names))
     fold = str.casefold if ignores_case else str
     index = {fold(name): i for i, name in enumerate(names)}
-    unknown = {name for name in (*truths, *answers) if fold(name.strip()) not in index}
+    index_of = {name: index.get(fold(name.strip())) for name in (*truths, *answers)}
+    unknown = [name for name, i in index_of.items() if i is None]
     if unknown:
         raise ValueError(
             f"{min(unknown)!r} is not one of the classes {', '.join(classes)}."
         )
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     for truth, answer in zip(truths, answers, strict=True):
-        confusion[index[fold(truth.strip())], index[fold(answer.strip())]] += 1
+        confusion[index_of[truth], index_of[answer]] += 1
     return ClassScores(tuple(classes), confusion)
 
 

@@ -328,7 +328,9 @@ class TextScores:
                     f"{name} must be one number or {n}, not of shape {values.shape}"
                 )
             if name in measures or name in totals or name in self.reserved_names:
-                raise ValueError(f"the name {name} is taken; give the score another")
+                raise ValueError(
+                    f"the name {name} is taken; give the score another name"
+                )
             # NaN for a text means that the metric does not apply to it.
             if np.isinf(values).any() or np.isnan(values).all():
                 raise ValueError(f"{name} is infinite, or NaN for every text")

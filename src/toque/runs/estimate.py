@@ -517,7 +517,8 @@ def _text_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) ->
     layers, heads, size = cache_shape(model)
     # An encoder-decoder has cross-attention to the prompt. A decoder caches the prompt itself.
     tokens = row.source + row.target
-    return 2 * 4 * layers * heads * size * tokens * config.evaluation.generate
+    bytes_per_token = 2 * 4 * layers * heads * size  # keys and values, each in float32
+    return bytes_per_token * tokens * config.evaluation.generate
 
 
 def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:

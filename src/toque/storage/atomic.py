@@ -318,7 +318,7 @@ def disk_faults(
         if fault.errno in _DISK_FULL:
             raise error(
                 f"The disk of {folder} is full ({fault.strerror}) while {what}. Free some space or "
-                f"point {setting} to another disk, then run the same command again. It continues."
+                f"point {setting} to another disk, then run the same command again to continue."
             ) from fault
         if fault.errno in _NOT_WRITABLE:
             raise error(

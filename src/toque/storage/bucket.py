@@ -268,7 +268,7 @@ class Bucket:
             )
         if not _is_denied(error):
             return (
-                f"the service did not answer correctly: {answer}. Check the network, the proxy "
+                f"the service did not respond correctly: {answer}. Check the network, the proxy "
                 "settings and the endpoint, and run the same command again."
             )
         if self.anonymous:
@@ -523,7 +523,8 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
         # The message does not show the name, because some tools accept KEY:SECRET@ before it.
         raise use.error(
             f"{use.setting} has no valid bucket name. An address is {scheme}://BUCKET/FOLDER/ or "
-            f"{scheme}://BUCKET/NAME. Patterns are allowed after the bucket, keys nowhere."
+            f"{scheme}://BUCKET/NAME. Patterns are allowed after the bucket name. Keys are not "
+            "allowed."
         )
     return Bucket(scheme, path, *_open_file_system(scheme, use), use, Retry(deadline))
 

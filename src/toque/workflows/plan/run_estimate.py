@@ -410,7 +410,7 @@ def _change(config: RunConfig, setting: str, value: object) -> RunConfig:
 
 def _propose_changes(config: RunConfig, rank: Estimator) -> Iterator[_Proposal]:
     """Propose single changes, and together all changes that do not cost quality."""
-    train, adapter, row = config.train, config.adapter, rank.work.row
+    train, row = config.train, rank.work.row
     is_fp16 = rank.machine.precision == "fp16"
     if train.strategy == "ddp" and not find_fsdp_obstacle(
         train, adapter, config.optim.name, fp16=is_fp16
