@@ -507,7 +507,8 @@ def test_a_note_on_work_done_ahead_is_not_a_step():
     ("changes", "lines", "steps"),
     [
         ({"directions": ["Bereiding", *STEPS]}, LINES, STEPS),
-        ({"directions": [*STEPS, "In full disclosure, we received a sample of peas."]}, LINES, STEPS),
+        ({"directions": [*STEPS, "In full disclosure, we received a sample of peas."]}, LINES,
+         STEPS),
         ({"ingredients": [*LINES, "I've found that peas taste best in the month of May."]}, LINES,
          STEPS),
         ({"ingredients": [*LINES, "Optioneel: dille"]}, [*LINES, "dille"], STEPS),
@@ -526,8 +527,8 @@ def test_what_another_judge_found_is_cleaned(changes, lines, steps):
     ("changes", "reason"),
     [
         ({"directions": ["Pea Soup Recipe"]}, "no steps"),
-        ({"ingredients": ["Cut into wedges each:", "2 peas", "Toss in the mixture of this:", "1 egg",
-          "For raita, mix in a bowl and chill:", "1 cup yogurt"]}, "steps among the ingredients"),
+        ({"ingredients": ["Cut into wedges each:", "2 peas", "Toss in the mixture of this:",
+          "1 egg", "For raita, mix in a bowl and chill:", "1 cup yogurt"]}, "steps among the ingredients"),
     ],
 )  # fmt: skip
 def test_a_recipe_without_its_method_is_dropped(changes, reason):

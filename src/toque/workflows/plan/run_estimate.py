@@ -413,7 +413,7 @@ def _propose_changes(config: RunConfig, rank: Estimator) -> Iterator[_Proposal]:
     train, row = config.train, rank.work.row
     is_fp16 = rank.machine.precision == "fp16"
     if train.strategy == "ddp" and not find_fsdp_obstacle(
-        train, adapter, config.optim.name, fp16=is_fp16
+        train, config.adapter, config.optim.name, fp16=is_fp16
     ):
         sharded = _change(config, "train.strategy", "fsdp")
         yield _Proposal("train.strategy=fsdp", "the same updates", sharded, row)
