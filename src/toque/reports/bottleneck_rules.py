@@ -495,7 +495,7 @@ def _check_threads(facts: Facts) -> Findings:
     cores = facts.start_number("hardware", "cores")
     if not threads or not cores:
         return
-    # The cores of several ranks are divided among them.
+    # Several ranks share the cores, so the counts of one rank mean little.
     if facts.device != "cpu" or facts.start.get("ranks", 1) != 1:
         return
 

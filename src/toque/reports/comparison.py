@@ -92,7 +92,7 @@ class ScoreDifference:
 
     @property
     def other_is_better(self) -> bool | None:
-        """True if the other run is better, or None if the interval includes zero."""
+        """True if the first run is worse, or None if the interval includes zero."""
         if not self.interval.decided:
             return None
         other_is_lower = self.interval.mean < 0

@@ -14,7 +14,7 @@ STYLES: Final = ("one", "two", "three", "four", "five", "six")
 MAX_OVERLAID: Final = len(STYLES)
 _WIDE: Final = Frame(1000.0, 330.0)
 _MAX_DOTS: Final = 60
-"""Number of points from which on a curve has no dots."""
+"""Minimum number of points of a curve without dots."""
 _CURVES: Final = (
     "lr",
     "grad_norm",

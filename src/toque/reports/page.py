@@ -50,7 +50,7 @@ class Figure:
     """HTML from `toque.reports.svg_charts`, with escaped texts."""
     note: str = ""
     narrow: str = ""
-    """Variant of `svg` for a narrow screen, where the letters of the other are too small."""
+    """Variant of `svg` with larger letters for a narrow screen."""
 
 
 @dataclass(frozen=True)

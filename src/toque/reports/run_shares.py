@@ -191,7 +191,7 @@ def collect_facts(events: Sequence[Event]) -> Facts | None:
     """Collect the facts of a run. Return None before the first update.
 
     Args:
-        events: The run's events without those of undone updates.
+        events: The run's events, without the events of undone updates.
     """
     by_kind = defaultdict[str, list[Event]](list)
     for event in events:

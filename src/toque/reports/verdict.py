@@ -27,7 +27,7 @@ class Verdict:
 
     facts: Facts
     sentence: str
-    """Sentence about the most important bottleneck."""
+    """Description of the most important bottleneck."""
     findings: tuple[Finding, ...]
 
     @property

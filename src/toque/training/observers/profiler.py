@@ -2,7 +2,7 @@
 
 Each repetition of the schedule writes a Chrome trace and a table into `trace/` of the run folder.
 Profiled updates are marked as slowed, so rates leave them out. Their results are bitwise identical
-to those of a run without a profiler. With several ranks, only rank 0 is profiled.
+with and without the profiler. With several ranks, only rank 0 is profiled.
 """
 
 from __future__ import annotations

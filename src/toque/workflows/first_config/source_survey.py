@@ -297,7 +297,7 @@ def _remark_on_files(source: Source) -> list[str]:
         )
     names = [file.name for file in source.files or ()]
     documentation = [Path(name).name for name in names if is_documentation(name)]
-    # A folder of only documentation is what the user wants to read.
+    # A user who names a folder with only documentation wants to read it.
     if isinstance(source.reader, TextReader) and 0 < len(documentation) < len(names):
         remarks.append(
             f"Files of {source.path} that look like documentation are read as text: "
