@@ -37,7 +37,7 @@ WORDS = {
     "store: an array of objects": "is not an array of a store",
     "model: a header of 10 GB": "declares a header of 10,737,418,240 bytes",
     "model: a name twice": "has 'w' more than once",
-    "model: only a w.pkl": "w.pkl, a pickle, which can run any code",
+    "model: only a w.pkl": "only as pickles (w.pkl), which can run any code",
     "model: an index that points outside": "names the file '../../secret.safetensors'",
     "model: code of its own": "never runs a model's own code (auto_map)",
     "model: ten thousand layers": "n_layer is 10000. Allowed: a whole number from 1 to 1,000",

@@ -31,7 +31,7 @@ def test_an_adapter_of_flan_t5_xxl_is_used_where_it_was_trained(
 @pytest.mark.slow
 def test_one_that_has_no_room_is_refused_before_it_is_read(on_card, tmp_path):
     with pytest.raises(
-        hooks.OnCardError, match=r"takes 21\.3 GiB of cuda and 2\.0 GiB .* \(bf16\)"
+        hooks.OnCardError, match=r"needs 21\.3 GiB of cuda and 2\.0 GiB .* \(bf16\)"
     ):
         on_card(cases.xxl, tmp_path, None, memory=24 * GIB)
 
