@@ -194,7 +194,7 @@ def leaving_on_signal() -> Iterator[None]:
     """Raise `Interrupted` on a signal that asks to stop, until the context ends.
 
     Use it only in a single process, for work that the command can repeat from the beginning. With
-    several ranks, the other ranks would wait for the rank that left.
+    several ranks, all remaining ranks would wait for the rank that left.
     """
 
     def leave(number: int, _frame: FrameType | None) -> None:

@@ -354,7 +354,7 @@ class Trainer:
     def _fits_full_model(self) -> bool:
         """Check whether every rank has free memory for all weights, in addition to its own part.
 
-        If a rank ran out of memory while all gather the weights, the other ranks would wait for it.
+        If a rank ran out of memory while all gather the weights, all remaining ranks would wait for it.
         """
         needed_bytes = 0
         if self._sharing.is_sharded:
@@ -372,7 +372,7 @@ class Trainer:
         """Load the weights of a checkpoint, but keep the progress, so that the data is skipped.
 
         Raises:
-            NonFiniteError: There is no checkpoint, or the run has rolled back recently.
+            NonFiniteError: The run does not have a checkpoint, or it has rolled back recently.
         """
         # An unfinished save may be the newest checkpoint.
         self._saves.finish_all(self.progress)

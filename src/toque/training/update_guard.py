@@ -2,7 +2,7 @@
 
 The decision is a tensor on the device, so that training does not wait for CUDA. `check` reads the
 decisions of several updates together. An update that is not applied changes nothing, so it may be
-reported a few steps later, as long as no checkpoint is saved before the report.
+reported a few steps later, but before the next checkpoint is saved.
 
 Without `skip_step` a NaN or an infinity ends the run. With `skip_step` (`optim.outliers`) such an
 update is skipped. Outliers are skipped too, because their gradients would affect Adam's averages
@@ -66,7 +66,7 @@ class SkipStep:
     def add(self, values: Tensor) -> Tensor:
         """Add an update's `values` to the window, and return their limits by earlier updates.
 
-        Values and limits are [2] float64: loss and gradient norm. A limit of NaN is no limit.
+        Values and limits are [2] float64: loss and gradient norm. NaN stands for an unlimited value.
         """
         if self._past is None:
             self._past = values.new_full((self.window, 2), math.nan)

@@ -528,7 +528,8 @@ def test_what_another_judge_found_is_cleaned(changes, lines, steps):
     [
         ({"directions": ["Pea Soup Recipe"]}, "no steps"),
         ({"ingredients": ["Cut into wedges each:", "2 peas", "Toss in the mixture of this:",
-          "1 egg", "For raita, mix in a bowl and chill:", "1 cup yogurt"]}, "steps among the ingredients"),
+          "1 egg", "For raita, mix in a bowl and chill:", "1 cup yogurt"]},
+         "steps among the ingredients"),
     ],
 )  # fmt: skip
 def test_a_recipe_without_its_method_is_dropped(changes, reason):

@@ -121,8 +121,8 @@ def without_sections(
 ) -> tuple[str, ...]:
     """Remove headings and equipment from clean ingredient lines and count them in `notes`.
 
-    A line can also be recognised as a heading because its words are in the title, or because the
-    text of the `steps` contains it as a heading.
+    A line is also a heading if the title contains its words, or if the text of the `steps` has the
+    line as a heading.
     """
     if not lines:
         return lines

@@ -293,7 +293,7 @@ class Layout:
 
         Args:
             rows: The store rows of each packed row.
-            examples: Examples that replace those of the layout, such as augmented ones.
+            examples: Examples that replace the layout's examples, such as augmented examples.
             keys: Random keys of the examples in row order, for dropout.
         """
         shape = self.shape

@@ -333,7 +333,7 @@ class Mixture:
             is_member = group == number
             draws = self.draws[number]
             members = self.members[number]
-            # The epoch continues in the group's stream of passes where the previous one ended.
+            # The epoch continues in the group's stream of passes at the end of the previous epoch.
             offset = int(ends[number]) - draws
             stream = epoch * draws + positions[is_member] - offset
             index = self._permute_passes(stream, len(members), number)

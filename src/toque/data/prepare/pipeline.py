@@ -204,7 +204,7 @@ def check_store_folder(folder: Path) -> bool:
 def _mark_unfinished(store: Path, fingerprint: str) -> list[ShardResult]:
     """Mark the folder as unfinished, and return the shards of an earlier start with these inputs.
 
-    If there are none, remove the shards and the tokenizer of other inputs.
+    Without such shards, remove the shards and the tokenizer of other inputs.
     """
     sweep(store)
     sweep(store / "shards")
@@ -253,7 +253,7 @@ def _save_tokenizer(
 
 
 def _load_trained(folder: Path, old_shards: Sequence[ShardResult]) -> Codec | None:
-    """Load the tokenizer that an earlier start trained. None if `old_shards` have another one."""
+    """Load the tokenizer that an earlier start trained. None if `old_shards` differ."""
     # If the tokenizer is missing or damaged, training gives the same tokenizer again.
     with suppress(DataError):
         codec = load_codec(folder)

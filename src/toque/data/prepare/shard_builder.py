@@ -345,7 +345,7 @@ class ShardBuilder:
         return True
 
     def _count_records(self, in_use: Ints) -> int:
-        """Count the records with an example in use, and the other records by reason.
+        """Count the records with an example in use, and the dropped records by reason.
 
         A record without an example in use is dropped for the reason of its first example. Excerpts
         of such records are added for the report.

@@ -457,7 +457,7 @@ def _matches(pattern: str, path: str) -> bool:
 
 
 def join_first(paths: Iterable[str]) -> str:
-    """Join the first few of many paths, with the number of the others."""
+    """Join the first few of many paths, with the number of remaining paths."""
     paths = list(paths)
     names = ", ".join(paths[:_MAX_NAMES])
     n_more = len(paths) - _MAX_NAMES

@@ -119,7 +119,7 @@ class TokenStore:
 
     @property
     def has_spans(self) -> bool:
-        """True for a store of conversations, where some target tokens may have no loss."""
+        """True for a store of conversations. Some of its target tokens may have no loss."""
         return self._spans is not None
 
     def spans(self, row: int, /) -> list[int]:
@@ -172,7 +172,7 @@ class TokenStore:
         ends = map_array(folder / f"{SPANS}_ends.npy").astype(np.int64)
         n_spans = np.diff(ends, prepend=0)
         starts = np.repeat(ends - n_spans, n_spans)
-        # The first span of a row has a loss, the second has none, and so on.
+        # The first span of a row has a loss, the second does not, and so on.
         has_loss = (np.arange(len(spans)) - starts) % 2 == 0
         spans[has_loss] = 0
         sums = np.append(0, spans.cumsum())

@@ -208,7 +208,7 @@ class Rewriter:
     def stand_in(self, char: str) -> str | None:
         """Find the stand-in of `char`. A character in the vocabulary is its own stand-in.
 
-        If there is no stand-in, return None.
+        Return None for a character without a stand-in.
         """
         if char.isspace() or self._can_encode(char):
             return char

@@ -88,7 +88,7 @@ class Codec:
             )
 
     def _set_newline(self, tokenizer_json: str) -> None:
-        """Find the line-break marker. If there is none, add one to the tokenizer."""
+        """Find the line-break marker, or add a marker to the tokenizer."""
         tokenizer = self._tokenizer
         ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
         has_newline = tokenizer.decode(ids, skip_special_tokens=False) == _PROBE

@@ -192,8 +192,8 @@ def _make_reproducible(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
     """
     vocab = json.loads(tokenizer.to_str())["model"]["vocab"]
     trained = vocab[len(_UNIGRAM_SPECIALS) :]
-    # The trainer appends characters without a score. The first gets the lowest score, and each of
-    # the others 0.0001 more than the previous one. Give all of them the lowest score.
+    # The trainer appends characters without a score. The first gets the lowest score, and each
+    # further character 0.0001 more than the previous character. Give all of them the lowest score.
     lowest = min((score for _, score in trained), default=0.0)
     n_characters = sum(len(piece) == 1 for piece, _ in trained)
     max_appended = lowest + 1e-4 * (1 + n_characters)

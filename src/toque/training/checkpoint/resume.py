@@ -207,7 +207,7 @@ def broadcast_checkpoint(
     """Find a checkpoint on rank 0, and read the same checkpoint on all ranks.
 
     Raises:
-        CheckpointError: A rank cannot read the checkpoint, or reads another one.
+        CheckpointError: A rank cannot read the checkpoint, or reads a different checkpoint.
     """
     checkpoint = find() if ranks.is_main else None
     message = None

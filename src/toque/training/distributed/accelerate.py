@@ -33,7 +33,7 @@ _ONE_STEP: Final = ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
 
 
 def refuse_lone_process(strategy: str) -> None:
-    """Refuse to train in a process that does not know of the other requested processes.
+    """Refuse to train in a process that does not know the remaining requested processes.
 
     Raises:
         ConfigError: MPI or Accelerate was asked for several processes.

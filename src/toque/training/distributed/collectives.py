@@ -62,7 +62,7 @@ class RankFailures:
         )
 
     def leave(self) -> None:
-        """Record that this rank no longer needs the store. Rank 0 waits for the other ranks.
+        """Record that this rank no longer needs the store. Rank 0 waits for all ranks.
 
         Rank 0 may own the store, and another rank may still wait for the last collective.
         """
@@ -272,7 +272,7 @@ class Ranks:
         assert self.failures is not None
         try:
             collective()
-        except RuntimeError as error:  # from a closed connection to a timeout
+        except RuntimeError as error:  # such as a closed connection or a timeout
             raise self.failures.diagnose(error) from error
         # If this rank hangs before its next collective, a thread in C prints the stacks of its
         # threads. It does not need Python's lock.

@@ -42,7 +42,7 @@ class DataParallel:
 
     @property
     def can_retry(self) -> bool:
-        """True if this rank can retry the current update without the other ranks."""
+        """True if this rank can retry the current update alone."""
         return True
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
@@ -187,7 +187,7 @@ def gather_tensors(
 
     Args:
         files: Tensors by file stem and name.
-        keep: Whether this rank needs the tensors. Otherwise the result has none.
+        keep: Whether this rank needs the tensors. If not, the result is empty.
     """
     gathered: dict[str, dict[str, Tensor]] = {}
     for stem, tensors in files.items():

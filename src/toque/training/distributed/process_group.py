@@ -94,7 +94,7 @@ def _refuse_wrong_world_size(strategy: Strategy, world_size: int) -> None:
 
 
 def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
-    """Choose the device, and connect with the other ranks."""
+    """Choose the device, and connect to all ranks."""
     local_rank = _read_number("LOCAL_RANK", rank)
     device = device_named("auto", local_rank=local_rank)
     is_cuda = device.type == "cuda"
@@ -141,7 +141,7 @@ def _read_number(name: str, default: int) -> int:
 
 
 def run_on_main_rank(ranks: Ranks, work: Callable[[], None]) -> None:
-    """Call `work` on rank 0 while the other ranks wait for it, without a timeout."""
+    """Call `work` on rank 0 while all remaining ranks wait for it, without a timeout."""
     if not ranks.is_main:
         # Rank 0 broadcasts False as a heartbeat, and True at the end.
         while not ranks.broadcast():
