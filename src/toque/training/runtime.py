@@ -262,8 +262,8 @@ def restoring_torch() -> Iterator[None]:
         if cuda_states is not None:
             torch.cuda.set_rng_state_all(cuda_states)
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # CUDA was initialised inside the context, so an earlier state does not exist. Without the
-            # context, CUDA would have started with the program's seed.
+            # CUDA was initialised inside the context, so an earlier state does not exist.
+            # Without the context, CUDA would have started with the program's seed.
             torch.cuda.manual_seed_all(seed)
         torch.set_rng_state(cpu_state)
 

@@ -354,7 +354,8 @@ class Trainer:
     def _fits_full_model(self) -> bool:
         """Check whether every rank has free memory for all weights, in addition to its own part.
 
-        If a rank ran out of memory while all gather the weights, all remaining ranks would wait for it.
+        If a rank ran out of memory while all ranks gather the weights, the remaining ranks would
+        wait for it.
         """
         needed_bytes = 0
         if self._sharing.is_sharded:

@@ -66,7 +66,7 @@ class SkipStep:
     def add(self, values: Tensor) -> Tensor:
         """Add an update's `values` to the window, and return their limits by earlier updates.
 
-        Values and limits are [2] float64: loss and gradient norm. NaN stands for an unlimited value.
+        Values and limits are [2] float64: loss and gradient norm. NaN means no limit.
         """
         if self._past is None:
             self._past = values.new_full((self.window, 2), math.nan)

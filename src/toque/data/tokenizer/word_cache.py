@@ -1,8 +1,8 @@
 """Word cache: encodes each distinct word once, which gives the same ids many times faster.
 
 If a pre-tokenizer always splits before a space, no token spans two words. Then the ids of a text
-are the concatenated ids of the words. 68,000 recipes have 16 million words, but fewer than 100,000 distinct words.
-The cache stores the ids of each word as bytes.
+are the concatenated ids of the words. 68,000 recipes have 16 million words, but fewer than
+100,000 distinct words. The cache stores the ids of each word as bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Launcher: starts and supervises the ranks on one machine.
 
 Every rank runs the same command, with the environment variables that `torchrun` would set. For
-several machines, use `torchrun`. On one machine this launcher replaces `torchrun` for three reasons: `torchrun`
-kills all ranks when one ends, even a rank that is saving. It also restarts after errors that a
-retry does not fix, and its exit code is always 1. Torch is imported only when ranks start.
+several machines, use `torchrun`. On one machine, this launcher replaces it for three reasons.
+`torchrun` kills all ranks when one ends, even a rank that is saving. It also restarts after errors
+that a retry does not fix, and its exit code is always 1. Torch is imported only when ranks start.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def refuse_impossible(gpus: int, restarts: int) -> None:
 
 
 def environment_of(gpus: int) -> dict[str, str]:
-    """Return the environment of all ranks. By default, each rank uses an equal share of the cores."""
+    """Return the environment of all ranks. By default, the ranks share the cores equally."""
     threads = max(1, len(usable_cores()) // gpus)
     ranks = {
         "WORLD_SIZE": str(gpus),
