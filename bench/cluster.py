@@ -148,9 +148,9 @@ def update(
 def table(model: Model, machine: Machine | None = None) -> list[str]:
     """Return a Markdown table of the updates of a model."""
     heads = (
-        "GPUs", "strategy", "state, GB a GPU", "sent inside, GB", "sent between, GB", "compute, s",
-        "all-gather, s", "reduce, s", "update, s", "computing", "tokens a second", "read, MB/s",
-        "save, s",
+        "GPUs", "strategy", "state, GB per GPU", "sent inside, GB", "sent between, GB",
+        "compute, s", "all-gather, s", "reduce, s", "update, s", "computing", "tokens per second",
+        "read, MB/s", "save, s",
     )  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for gpus in GPUS:

@@ -75,13 +75,13 @@ HEAD: Final = """\
 
 <!-- Written by `pytest -m slow --regenerate tests/docs/test_hardware_page.py` from plans. -->
 
-The smallest GPU for each model, as planned by `toque plan`. The plans assume one GPU, AdamW, bf16,
-updates of 16 rows, and one row per micro-batch: 256 + 512 tokens for a T5, 768 for other models.
-They include the share of the allocator. More rows per micro-batch are faster and need more memory;
-`toque plan CONFIG --hardware CARD` shows how many fit.
+This page lists the smallest GPU for each model, as planned by `toque plan`. The plans assume one
+GPU, AdamW, bf16, updates of 16 rows, and one row per micro-batch: 256 + 512 tokens for a T5, 768
+for other models. They include the overhead of the allocator. More rows per micro-batch are faster
+and need more memory; `toque plan CONFIG --hardware CARD` shows how many fit.
 
 * "Recomputed" means `train.gradient_checkpointing: true`. `auto` uses it if a row does not fit.
-* LoRA has the rank of `r: auto`: 16, or 8 for models of 2.5 billion weights and more.
+* LoRA uses the rank of `r: auto`: 16, or 8 for models of 2.5 billion weights or more.
 * nf4 stores the frozen matrices in 4 bits.
 
 Shorter texts, `adamw8bit` and int8 change every number. [Plan a run](../guides/plan.md#accuracy)
@@ -94,18 +94,19 @@ _TABLE: Final = """\
 MACHINE: Final = """\
 ## The rest of the machine
 
-The largest model that fits on a GPU needs this much. RAM is for reading its weights; the program
-needs 1 GiB more. Disk is for the checkpoints, the best model and the finished model. Add the base
-model and your data.
+The table lists the RAM and disk space that the largest model that fits on a GPU needs. RAM is for
+reading the weights; the program needs 1 GiB more. Disk space is for the checkpoints, the best model
+and the finished model. Add space for the base model and your data.
 
 | GPU | RAM, GiB | disk, GiB |
 |---|---:|---:|
 """
 REST: Final = """
-* **Cores**: two are enough for one GPU. A batch takes less than a millisecond of one core, and an
-  update of such a model about a second of the GPU. `toque prepare` uses all cores.
+* **Cores**: two are enough for one GPU. Preparing a batch takes less than a millisecond on one
+  core, and an update of such a model takes about a second on the GPU. `toque prepare` uses all
+  cores.
 * **Systems**: Linux. On macOS, training uses the CPU. Windows needs WSL 2; keep runs and stores on
-  the disk of WSL, not under `/mnt`.
+  the WSL disk, not under `/mnt`.
 * **Python** 3.11, 3.12 or 3.13, and torch 2.11 or later.
 """
 
@@ -177,7 +178,7 @@ def page_of(rows: Mapping[tuple[str, str], list[str]]) -> str:
     lines = [
         HEAD,
         "## Tiers\n",
-        "The largest model of each family that fits, recomputed if necessary.\n",
+        "The table lists the largest model of each family that fits, recomputed if necessary.\n",
     ]
     lines.append(f"| GPU | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
     for card in CARDS:
