@@ -14,7 +14,7 @@ U64 = NDArray[np.uint64]
 GOLDEN = 0x9E3779B97F4A7C15
 """SplitMix64's increment: 2^64 divided by the golden ratio."""
 _ROUNDS = 6
-"""Rounds of the Feistel network."""
+"""Number of rounds of the Feistel network."""
 _MASK = (1 << 64) - 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 COLUMNS = 120
-"""Characters per line without a terminal, enough for a message with a path."""
+"""Characters per line if the output is not a terminal, enough for a message with a path."""
 ProgressSink = Callable[[int, int, str], None]
 """Function called with (bytes done, total bytes, name of the activity)."""
 

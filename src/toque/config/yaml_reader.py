@@ -29,7 +29,7 @@ _FLOAT = (
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
 _NOT_PYTHON = re.compile(r"_|\.(?=inf|nan)")
-"""Characters of YAML's numbers that Python's `float` does not accept."""
+"""Characters of YAML numbers that Python's `float` does not accept."""
 _BOOL = r"true|True|TRUE|false|False|FALSE"
 _NULL = r"~|null|Null|NULL|"
 _SCALARS = {

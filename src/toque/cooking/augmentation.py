@@ -25,7 +25,7 @@ from toque.keyed_random import key_of
 _AUGMENT = 4
 """Component of random keys that separates augmentation from the data order."""
 _SAMPLE = 1024
-"""Examples in the sample of `in_words`. It takes a tenth of a second."""
+"""Number of examples that `in_words` samples. The sample takes a tenth of a second."""
 
 Outcome = Literal["plain", "rejected", "changed"]
 """Outcome for an example. plain: the rules made no edits. rejected: the edited text is too long, or

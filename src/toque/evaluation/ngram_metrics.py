@@ -29,7 +29,7 @@ U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 BLEU_ORDER: Final = 4
 MAX_PAIRS: Final = 1024
-"""Maximum pairs of texts per call. The index of a pair takes ten bits of a sorting key."""
+"""Maximum number of text pairs per call. The index of a pair takes ten bits of a sorting key."""
 REPETITION_ORDER: Final = 4
 _PAIR_SHIFT = np.uint64(54)
 _ONE = np.uint64(1)
@@ -91,7 +91,7 @@ def mteval_words(text: str) -> list[str]:
 
 
 _ALONE: Final = re.escape("".join(c for c in string.punctuation if c not in "',-."))
-"""Marks that are always separate words."""
+"""Punctuation marks that are always separate words."""
 _TOKEN: Final = re.compile(
     rf"[{_ALONE}]|(?<![0-9])[.,]|[.,](?![0-9])|(?<=[0-9])-"
     rf"|(?:[^\s{_ALONE}.,\-]+|(?<=[0-9])[.,](?=[0-9])|(?<![0-9])-)+"
@@ -124,7 +124,7 @@ def count_ngrams(counts: I64, n: int) -> I64:
 
 
 def repetition(words: HashedTokens) -> NDArray[np.float64]:
-    """Compute rep-4 (Welleck et al. 2020): the share of a text's 4-grams that are repeated.
+    """Compute rep-4 (Welleck et al. 2020): the fraction of a text's 4-grams that are repeated.
 
     The result is [texts], with NaN for texts of fewer than four words.
     """
@@ -138,7 +138,7 @@ def repetition(words: HashedTokens) -> NDArray[np.float64]:
 
 
 def distinct_share(parts: Sequence[U64]) -> float | None:
-    """Compute distinct-n (Li et al. 2016): the share of different n-grams among hashed n-grams.
+    """Compute distinct-n (Li et al. 2016): the fraction of different n-grams among hashed n-grams.
 
     Return None without n-grams.
     """

@@ -29,7 +29,7 @@ class TaskScores:
     n: int
     """Number of held-out examples."""
     loss: float
-    """Nats per target token."""
+    """Mean loss in nats per target token."""
     perplexity: float
     classes: ClassScores | None = None
     """Scores of the chosen classes, if the task has classes."""

@@ -29,9 +29,9 @@ from toque.sources.records import NO_TASK, TaskTemplate, attempt
 from toque.storage.json_files import append_json_lines
 
 _EXTRA_TOKENS: Final = 8
-"""Maximum tokens of an answer beyond the longest class, so that a wrong answer is recognised."""
+"""Maximum number of tokens beyond the longest class, so that a wrong answer is recognised."""
 LENGTHS: Final = (("short", 100), ("medium", 200))
-"""Length labels with their largest number of words. Longer texts are labelled long."""
+"""Length labels, each with its maximum number of words. Longer texts have the label long."""
 
 
 def metrics_of(task: TaskTemplate) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class Prompt:
     task: str = ""
     """Name of the task, if it has separate metrics."""
     max_tokens: int | None = None
-    """Maximum tokens of an answer, if the task has short answers."""
+    """Maximum length of an answer in tokens, if the task has short answers."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Final
 import psutil
 
 WORTH_WHILE: Final = 0.25
-"""A machine is busy if programs need this many cores more than it has. An idle desktop needs fewer
-additional cores."""
+"""Shortage of cores from which a machine counts as busy: programs need this many cores more than it
+has. The shortage on an idle desktop is smaller.
+"""
 _IDLE: Final = ("idle", "iowait", "guest", "guest_nice")
 """Counters that are not work, or that `user` already includes (guests)."""
 _MEASURED_SECONDS: Final = 0.1
@@ -23,11 +24,11 @@ class ProcessorUse:
     """Reading of the processor time on the cores of this process, in seconds."""
 
     at: float
-    """Time of the reading."""
+    """Time of the reading, in seconds."""
     busy: float
-    """Processor time of all programs, and of other virtual machines on the same hardware."""
+    """Processor seconds of all programs, and of other virtual machines on the same hardware."""
     own: float
-    """Processor time of this process."""
+    """Processor seconds of this process."""
 
     @classmethod
     def now(cls) -> ProcessorUse:

@@ -71,8 +71,8 @@ def flops_per_token(
     Args:
         model: The model.
         context: Average keys per target token, which is half the length of causal examples.
-        labelled_share: Share of the target tokens with a label.
-        source_share: Share of source tokens among all tokens.
+        labelled_share: Fraction of the target tokens with a label.
+        source_share: Fraction of source tokens among all tokens.
         source_context: Average keys per source token; `context` by default.
         cross_context: Average source keys per target token; `source_context` by default.
     """

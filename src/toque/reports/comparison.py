@@ -40,7 +40,7 @@ METHOD: Final = (
 )
 _LOSSES: Final = ("loss", "bits_per_byte")
 _PRIMARY: Final = (*_LOSSES, "recipe_score")
-"""Measures that decide which run is better."""
+"""Metrics that decide which run is better."""
 _NONE: Final = "-"
 _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("updates", "steps", "{:,d}".format),

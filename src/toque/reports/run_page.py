@@ -50,17 +50,17 @@ SECTIONS: Final = (
     "environment",
     "configuration",
 )
-"""Names of the sections in their order. `live/index.html` has an element for each."""
+"""Names of the sections, in order. `live/index.html` has an element for each section."""
 _MAX_PROMPTS: Final = 12
 _MAX_TEXTS: Final = 4
 _MAX_ROWS: Final = 40
 _MAX_GPUS: Final = 4
 _MAX_DEPTH: Final = 8
-"""Maximum nesting of a start event that is shown. An untrusted event may have any nesting."""
+"""Maximum nesting of a displayed start event. An untrusted event may have any nesting."""
 _SHOWN_ELSEWHERE: Final = (
     "event", "step", "epoch", "run_seconds", "stop_after", "train", "arithmetic"
 )  # fmt: skip
-"""Fields of a start event that other sections show."""
+"""Fields of a start event that appear in other sections."""
 _MACHINE_NOTE: Final = "Measured while the run trained."
 
 

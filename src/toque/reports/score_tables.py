@@ -14,7 +14,8 @@ from toque.reports.run_shares import dict_or_empty
 Record = Mapping[str, Any]
 _NONE: Final = "-"
 _MAX_COLUMNS: Final = 6
-"""Maximum number of classes in a confusion matrix. More classes have a row each, but no column."""
+"""Maximum number of classes in a confusion matrix. With more, a class has a row but no column.
+"""
 
 
 def make_score_grids(evaluation: Record) -> list[Grid]:
@@ -91,7 +92,7 @@ _SHARED_RUNS: Final = {
     "largest_share": "largest share of a text",
     "long_share": "share of texts with a long run",
 }
-"""Titles of the statistics of memorisation. A run is a sequence of consecutive tokens."""
+"""Titles of the memorisation statistics. A run is a sequence of consecutive tokens."""
 
 
 def _make_memorisation_grid(record: Record) -> Grid:

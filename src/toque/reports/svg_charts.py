@@ -21,9 +21,9 @@ _BAR_GAP = 8.0
 _LETTER = 8.0
 """Approximate width of a letter in a label, in drawing units."""
 _X_LABEL_DISTANCE = 62.0
-"""Minimum distance of two labels on the x axis, in drawing units."""
+"""Minimum distance between two labels on the x axis, in drawing units."""
 _Y_LABEL_DISTANCE = 45.0
-"""Minimum distance of two labels on the y axis, in drawing units."""
+"""Minimum distance between two labels on the y axis, in drawing units."""
 
 
 @dataclass(frozen=True)

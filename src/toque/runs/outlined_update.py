@@ -182,7 +182,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class OutlinedUpdate:
-    """Bytes and work of an update after the first."""
+    """Memory and work of an update after the first."""
 
     weights: int
     copies: int
@@ -191,9 +191,10 @@ class OutlinedUpdate:
     optimizer: int
     """Bytes of the optimizer's state after the first update."""
     computing: int
-    """Peak of the forward pass, the loss and the backward pass, in addition to the parts above."""
+    """Peak bytes of forward pass, loss and backward pass, in addition to the parts above.
+    """
     kept: int
-    """Part of `computing` that the forward pass keeps for the backward pass."""
+    """Bytes, included in `computing`, that the forward pass stores for the backward pass."""
     step: int
     """Temporary bytes of the optimizer's step."""
     flops: float
@@ -220,9 +221,10 @@ class UpdateOutliner:
 
     where: Where
     precision: str
-    """Type of the matmuls."""
+    """Number format of the matmuls."""
     optimizer: torch.optim.Optimizer | None
-    """None if the optimizer's step reads values, which outlined tensors lack."""
+    """Optimizer of the run. None if its step needs tensor values, which outlining does not compute.
+    """
     state_bytes: int
     """Bytes of the optimizer's state after the first update."""
     accumulates: bool
@@ -230,7 +232,7 @@ class UpdateOutliner:
     recompute: bool = False
     """True if the backward pass recomputes the blocks."""
     smoothing: float = 0.0
-    """Label smoothing."""
+    """Label smoothing of the loss."""
     masked: bool = False
     """True if a GPU uses dense attention with masks."""
     operations: bool = False

@@ -19,11 +19,11 @@ from toque.hardware.onednn import onednn_is_faster, onednn_linear
 _KINDS: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MEASURE_SECONDS: Final = 0.2
 _MIN_ROUNDS: Final = 2
-"""Minimum rounds per shape. The first round loads and chooses kernels."""
+"""Minimum number of rounds per shape. The first round loads and chooses kernels."""
 _MIN_TOKENS: Final = 512
 _MAX_TOKENS: Final = 4096
 _FLOPS_PER_ROUND: Final = 2e10
-"""FLOPs per round. They limit the tokens for large matrices, such as the output head."""
+"""FLOPs per round. They limit the number of tokens for large matrices, such as the output head."""
 Products = Mapping[tuple[int, int], float]
 """FLOPs of matmuls by the weight's (in, out) size, as returned by `models.flops.flops_by_shape`."""
 

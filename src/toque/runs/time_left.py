@@ -13,9 +13,9 @@ from toque.units import Duration, Progress
 _MIN_SECONDS: Final = 2.0
 """Shortest time left to report, in seconds."""
 _CORRECTED_AFTER: Final = 10
-"""Number of a session's updates after which a wrong forecast is corrected."""
+"""Number of updates in a session after which a wrong forecast is corrected."""
 _ROUNDING: Final = 1e-12
-"""Largest share of a run that is a rounding error, not an update."""
+"""Largest fraction of a run that counts as a rounding error, not as an update."""
 
 
 def count_events(
@@ -54,11 +54,11 @@ class TimeLeft:
     expected: Mapping[str, float] = field(default_factory=dict)
     """Known totals of the run by unit."""
     training_seconds: float = 0.0
-    """Forecast for all updates of the run. 0 if it is unknown."""
+    """Forecast for all updates of the run, in seconds. 0 if it is unknown."""
     evaluation_seconds: float = 0.0
-    """Forecast for one evaluation, including its texts."""
+    """Forecast for one evaluation in seconds, including its texts."""
     final_seconds: float = 0.0
-    """Forecast for scoring, generating and saving at the end."""
+    """Forecast for scoring, generating and saving at the end, in seconds."""
     n_texts: int = 0
     counts_evaluations: bool = False
     """True if `stop_after` includes the evaluations between updates."""
@@ -66,9 +66,9 @@ class TimeLeft:
     _evaluations: list[float] = field(default_factory=list)
     """Measured seconds of each evaluation."""
     _slowed_seconds: float = 0.0
-    """Seconds of this session's slowed updates."""
+    """Seconds spent on this session's slowed updates."""
     _slowed_share: float = 0.0
-    """Share of the run that consists of this session's slowed updates."""
+    """Fraction of the run that consists of this session's slowed updates."""
 
     def start(self, at: Progress) -> None:
         """Start a session. Its updates are measured from here."""

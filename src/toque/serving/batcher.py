@@ -47,7 +47,7 @@ T = TypeVar("T")
 _log = logging.getLogger("toque.serving")
 
 ROUND_SECONDS: Final = 0.1
-"""Maximum time of a round: seconds between two pieces of a text that its client receives.
+"""Maximum time of a round, i.e. between two pieces of a text that a client receives.
 
 An event costs about a millisecond of both cores, including the client's work on the same machine.
 A reader does not notice the delay.
@@ -57,7 +57,8 @@ _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 _REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Upper bounds of the histograms of seconds per request."""
 UNLIMITED_TOKENS: Final = 2048
-"""Maximum tokens of a prompt, and of an answer, if the context length is unlimited (T5)."""
+"""Maximum tokens of a prompt, and of an answer, if the context length is unlimited (as in T5).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class ServedModel:
     adapter: str | None = None
     """Name of the adapter inside `model`; None for the model without an adapter."""
     base: str | None = None
-    """Served name of the adapter's base model."""
+    """Name under which the adapter's base model is served."""
     chat: ChatTemplate | None = None
     """Chat template, if the model was trained on conversations."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -191,7 +192,7 @@ class Ticket:
     updates: asyncio.Queue[list[NewToken] | RequestError] = field(
         default_factory=asyncio.Queue
     )
-    """New tokens of each round, or the error that ended the batch."""
+    """Queue of the new tokens of each round, or the error that ended the batch."""
 
 
 class Batcher:

@@ -60,7 +60,7 @@ _SHARED: Final = (
     "toque.svg",
 )
 _CLASS_TOKENS: Final = 16
-"""Part of the context length that a question must leave free for the tokens of a class."""
+"""Number of tokens of the context length that a question must leave free for a class."""
 
 
 class _PageRequest(BaseModel, ABC):

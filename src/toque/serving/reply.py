@@ -59,7 +59,7 @@ class _Text:
         self.first_time = 0.0
         """Time of the first tokens; 0 before them."""
         self.n_later_tokens = 0
-        """Tokens after the first round."""
+        """Number of tokens after the first round."""
 
     def add_prompt(self, tokens: Sequence[NewToken], *, is_complete: bool) -> Piece:
         """Decode the prompt, in which stop strings have no effect.

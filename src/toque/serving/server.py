@@ -20,7 +20,7 @@ from toque.serving.gate import Gate, Limits
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 BACKLOG: Final = 2048
-"""Connections that the system queues until the server accepts them."""
+"""Maximum number of connections that the system queues until the server accepts them."""
 _MAX_PORT: Final = 65_535
 _OTHER_FILES: Final = 128
 """Number of open files in addition to the connections: weights, libraries, the log."""

@@ -34,13 +34,13 @@ _ARROW_STREAM = b"\xff\xff\xff\xff"
 _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAX_SCHEMA = 64 << 20  # bytes
 _BATCH_ROWS = 512
-"""Rows per batch of Parquet. Files with large pages have fewer."""
+"""Number of rows per Parquet batch. Files with large pages have fewer."""
 _BATCH_BYTES = 512 << 20
-"""Maximum bytes of a batch if every row is as large as the largest page."""
+"""Maximum size of a batch in bytes, if every row is as large as the largest page."""
 _DAMAGE = (OSError, ValueError, LookupError, RecursionError)
 """Errors that pyarrow raises on a damaged file, in addition to its own exceptions."""
 _MAX_PAGE_BYTES = 128 << 20
-"""Maximum bytes of a decompressed page. Usual pages have about a mebibyte."""
+"""Maximum size of a decompressed page, in bytes. Typical pages have about 1 MiB."""
 
 
 class _Bad(NamedTuple):

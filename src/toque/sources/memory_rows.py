@@ -82,7 +82,7 @@ def _remove_unfinished(folder: Path) -> None:
     """Remove the unfinished files of killed processes on this machine.
 
     Other ranks of the run may be writing their files. A lock would make them wait for each other,
-    and a program may take long to produce its rows.
+    and a program may take a long time to produce its rows.
     """
     for path in folder.iterdir():
         match = _NEW.fullmatch(path.name)

@@ -46,9 +46,9 @@ class TaskReader:
 
     tasks: Mapping[str, TaskTemplate]
     first_code: int
-    """Number of the first task in the column `task`."""
+    """Code of the first task in the column `task`."""
     fit: tuple[str, ...] | None = None
-    """Tasks with all columns in the file, or None if unknown."""
+    """Tasks with all their columns in the file, or None if unknown."""
     version: int = 3
     encoding: str = UTF_8
 

@@ -34,11 +34,11 @@ from toque.storage.no_follow import open_plain
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
 """Canonical scheme by scheme."""
 _PART_BYTES: Final = 16 << 20
-"""Bytes per part of an upload. After a broken connection, only one part is sent again."""
+"""Size of an upload's parts, in bytes. After a broken connection, only one part is sent again."""
 _MAX_READ_BYTES: Final = 1 << 24
-"""Maximum size of an object that `Bucket.read` loads. Locks and manifests are smaller."""
+"""Maximum size of an object that `Bucket.read` loads, in bytes. Locks and manifests are smaller."""
 _EXISTS: Final = ("412", "PreconditionFailed", "conditionNotMet")
-"""Words in the error of a service if an object exists already."""
+"""Words in a service's error if an object already exists."""
 _ENDPOINT: Final = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
 """Environment variable with the address of the service."""
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
@@ -69,7 +69,7 @@ _DENIED: Final = (
     "Unauthorized",
     "InvalidAccessKeyId",
 )
-"""Words in the error of a service if the credentials are wrong."""
+"""Words in a service's error if the credentials are wrong."""
 
 Result = TypeVar("Result")
 
@@ -97,11 +97,11 @@ class BucketUse:
     setting: str
     """Setting with the bucket's address."""
     rights: str
-    """Rights that the purpose needs."""
+    """Access rights that the operation needs."""
     kept: str
-    """Message about the files that a failure leaves intact."""
+    """Message about the files that are still intact after a failure."""
     error: type[BucketError]
-    """Class of the errors to raise."""
+    """Class of the error to raise."""
 
 
 SOURCES: Final = BucketUse(
@@ -140,7 +140,7 @@ class Retry:
     """Seconds after which a request is not retried."""
     stop: threading.Event = field(default_factory=threading.Event)
     waits: list[float] = field(default_factory=list)
-    """Seconds of the wait before each retry, from all threads."""
+    """Seconds waited before each retry, from all threads."""
 
     def __call__(
         self, send: Callable[[], Result], failures: tuple[type[Exception], ...]

@@ -43,7 +43,7 @@ from toque.user_paths import named_path
 CACHE_VARIABLE: Final = "TOQUE_CACHE"
 """Environment variable with the root of all caches. The default is ~/.cache/toque."""
 CHUNK_BYTES = 8 << 20
-"""Bytes per range request. A broken connection loses at most these bytes."""
+"""Bytes per range request. A broken connection loses at most this many bytes."""
 THREADS = 8
 """Number of files that are downloaded at the same time."""
 _MAX_TRIES = 3
@@ -61,7 +61,7 @@ class _Record(msgspec.Struct):
     bytes: int
     tag: str
     sha256: str | None = None
-    """None until the download is complete."""
+    """SHA-256 of the file. None until the download is complete."""
 
 
 def cache_folder(
@@ -206,7 +206,7 @@ class _Session:
     downloaded_bytes: list[int] = field(default_factory=list)
     """Downloaded bytes per file."""
     events: list[str] = field(default_factory=list)
-    """Kinds of events, for the summary."""
+    """Number of events by kind, for the summary."""
 
     def summary(self, seconds: float) -> str:
         """Describe the session in one sentence."""

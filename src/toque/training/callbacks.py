@@ -205,7 +205,8 @@ class Callback:
     """Base class of callbacks. Its methods do nothing, so an override need not call them."""
 
     slows: bool = False
-    """True while the callback slows the current update so much that rates should exclude it."""
+    """True while the callback makes the current update so slow that rates should exclude it.
+    """
 
     @property
     def label(self) -> str:

@@ -24,7 +24,7 @@ from toque.training.runtime import Runtime
 from toque.units import Progress
 
 _BUDGET_SECONDS: Final = 4.0
-"""Acceptable wait at the start of a run, in seconds. A guess."""
+"""Acceptable delay at the start of a run, in seconds. A guess."""
 _MAX_TRIES: Final = 4
 
 
@@ -197,7 +197,7 @@ class OomFallback:
 
     rows: int
     smaller_from: dict[int, int] = field(default_factory=dict)
-    """Smaller numbers of rows by the first step that uses them, at which memory ran out."""
+    """Reduced rows per micro-batch after memory ran out, by the first step that uses them."""
     remember: Callable[[dict[int, int]], None] | None = None  # stores `smaller_from`
     callbacks: Callbacks = field(default_factory=Callbacks)
     resources: Resources | None = None  # choices that checkpoints record

@@ -34,9 +34,9 @@ class Resources:
     gradient_checkpointing: bool
     compile: bool
     machine: dict[str, Any] = field(default_factory=dict)
-    """Facts that the choices depend on."""
+    """Facts about the machine on which the choices depend."""
     smaller_from: dict[_Step, _Rows] = field(default_factory=dict)
-    """Smaller rows per micro-batch by the first step that uses them, at which memory ran out."""
+    """Reduced rows per micro-batch after memory ran out, by the first step that uses them."""
 
     def checkpoint_record(self, smaller_from: list[dict[int, int]]) -> dict[str, Any]:
         """Return the choices as JSON for a checkpoint, with the `smaller_from` of every rank."""

@@ -48,7 +48,7 @@ from toque.units import Cursor, Duration, Progress
 class Schedule:
     """Length of a run, and the durations between evaluations, saves and checks.
 
-    A duration in "%" is a share of `stop_after`. None means never, but the end of a run is always
+    A duration in "%" is relative to `stop_after`. None means never, but the end of a run is always
     saved.
     """
 

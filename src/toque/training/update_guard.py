@@ -38,8 +38,8 @@ NON_FINITE_FILE: Final = "non_finite.json"
 SKIPPED_FILE: Final = "skipped_updates.jsonl"
 _MAX_IDS_SHOWN: Final = 12
 _MIN_SPREAD: Final = 1e-3
-"""Lower bound of the standard deviation, as a share of the mean. Without it, tiny changes after a
-constant phase would be outliers."""
+"""Lower bound of the standard deviation, as a fraction of the mean. Without it, tiny changes after
+a constant phase would be outliers."""
 
 
 @final
@@ -61,7 +61,9 @@ class SkipStep:
     rolled_back_at: int | None = None  # step of the last rollback
     _seen: int = 0
     _past: Tensor | None = None
-    """Ring buffer of losses and norms, [window, 2] float64. NaN is a value that is not finite."""
+    """Ring buffer of losses and norms, [window, 2] float64. NaN replaces values that are not
+    finite.
+    """
 
     def add(self, values: Tensor) -> Tensor:
         """Add an update's `values` to the window, and return their limits by earlier updates.

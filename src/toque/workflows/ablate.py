@@ -47,7 +47,7 @@ class Column(NamedTuple):
     heading: str
     decimals: int
     unit: float = 1.0
-    """Amount of the measure that the table displays as 1."""
+    """Amount of the metric that the table displays as 1."""
 
     def format_difference(self, difference: Mapping[str, Any] | None) -> str:
         """Format a difference with its interval. A star marks an interval without zero."""
@@ -137,7 +137,7 @@ IMPROVEMENTS = (
     ),
     Improvement("other wordings", "augmentation", (*_WORDINGS,)),
 )
-"""Packing is not an improvement here, because it does not change the results."""
+"""Improvements to ablate. Packing is not listed, because it does not change the results."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class AblationPlan:
 
     improvements: tuple[str, ...]
     left_out: Mapping[str, str]
-    """Improvements that do not fit the configuration, each with the reason."""
+    """Improvements that do not apply to the configuration, each with the reason."""
     variants: tuple[Variant, ...]
 
     @property
@@ -211,7 +211,7 @@ class Ablation:
     json: Path
     """File with all results."""
     record: Mapping[str, Any]
-    """Content of `json`. Its `effects` are differences by improvement, comparison and measure."""
+    """Content of `json`. Its `effects` are differences by improvement, comparison and metric."""
 
     def __str__(self) -> str:
         """Return the table of differences."""

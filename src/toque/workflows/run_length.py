@@ -28,18 +28,19 @@ from toque.workflows.trained_model.training_record import find_max_target_tokens
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 """Lengths of generated texts in the two measurements that are compared."""
 _SHORT_SECONDS = 2.0
-"""Time that is not worth a second measurement, and the time for repetitions of one measurement."""
+"""Minimum seconds for a second measurement, and maximum seconds for repeating one measurement.
+"""
 _TIMED_BATCHES = 2
 """Number of held-out batches for which an evaluation is timed."""
 _COPIES = 5
 """Number of copies of the weights that are written at the end: three in a checkpoint with AdamW's
 state, one in the best model, and one in the finished model."""
 _PROBE_BYTES = 8 << 20
-"""Size of the file that measures the speed of the disk."""
+"""Size in bytes of the file with which the disk's speed is measured."""
 _PROBING_SHARE = 0.01
-"""Share of the time limit that the repetition of one measurement may take. Not tuned."""
+"""Fraction of the time limit that repetitions of one measurement may take. Not tuned."""
 _TEXTS_SHARE = 0.25
-"""Maximum share of the time limit for generated texts. Not tuned."""
+"""Maximum fraction of the time limit for generated texts. Not tuned."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class AfterTraining:
     evaluating: float
     """Seconds per held-out loss."""
     ending: float
-    """Seconds of the final scores, the last checkpoint and the finished model."""
+    """Seconds for the final scores, the last checkpoint and the finished model."""
     texts: float = 0.0
     """Seconds for the texts of an evaluation during training."""
     final_texts: float = 0.0
@@ -98,7 +99,7 @@ def find_length(
     The time of the end is measured if a reporter displays it or the time is limited.
 
     Args:
-        config: The configuration.
+        config: Configuration of the run.
         store: The store of the run.
         evaluator: The evaluator, which is timed.
         final_sampler: The sampler of the final texts, which is timed.

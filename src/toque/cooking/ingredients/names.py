@@ -102,7 +102,7 @@ _EDIBLE_TOOLS = frozenset(
     bread candy carrot celery cheese chocolate cinnamon crab fish mozzarella peppermint pretzel
     """.split()  # noqa: SIM905
 )
-"""Words that make such a thing edible: "cinnamon sticks"."""
+"""Words before a tool that make it a food: "cinnamon sticks"."""
 
 
 @lru_cache(maxsize=1 << 16)

@@ -38,7 +38,7 @@ from toque.keyed_random import key_of, keys_of
 from toque.units import Cursor, Duration, Progress
 
 CPU_MICRO_BATCH_TOKENS = 4096
-"""Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest number with it."""
+"""Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest size here."""
 # Separates these keys from other keys of the same rows.
 _DROPOUT = key_of(0x64726F70)
 # Examples that determine the row shape, including the longest ones.
@@ -84,7 +84,7 @@ class BatchStream:
     varied: Varied | None = None  # examples that change every epoch
     readers: int = 1  # threads that collate
     learnt_lengths: np.ndarray | None = None
-    """[store rows] target tokens with loss. None: all target tokens have a loss."""
+    """[store rows] Number of target tokens with loss. None if all target tokens have a loss."""
 
     @classmethod
     def for_training(

@@ -266,7 +266,7 @@ class Layout:
     pad_id: int
     start_id: int = 0  # first input of an encoder-decoder's decoder
     packed: bool = True
-    """False means one example per row. All rows are then as long as the longest example."""
+    """False for one example per row. All rows are then as long as the longest example."""
 
     @classmethod
     def for_model(

@@ -1,6 +1,6 @@
 """Curriculum of stages (Bengio, Louradour, Collobert, Weston, "Curriculum learning", ICML 2009).
 
-A stage has filters on the store's columns, a share of the run, and an `EpochPlan` of the examples
+A stage has filters on the store's columns, a part of the run, and an `EpochPlan` of the examples
 that pass its filters. The cursor alone determines the stage of an update, so a run can resume at
 any update.
 """
@@ -107,7 +107,7 @@ class StagedPlan:
     """
 
     stages: Sequence[EpochPlan]
-    # Start of each stage as a share of the run, ascending from 0.
+    # Start of each stage as a fraction of the run, ascending from 0.
     begins: Sequence[float]
     # If the length is in tokens, stages end approximately, because mean lengths are used.
     run_length: Duration

@@ -40,9 +40,9 @@ from toque.units import Cursor
 from toque.user_paths import named_path
 
 WINDOW_EXAMPLES = 2048
-"""Examples per window. With 2,048 recipes, 3 to 4 % of the computed tokens are padding. With 4,096
-recipes, the share is 0.1 percentage points lower. Packing a window, e.g. to resume, takes tens of
-milliseconds."""
+"""Examples per window. With 2,048 recipes, 3 to 4 % of the computed tokens are padding; with 4,096
+recipes, 0.1 percentage points less. It takes tens of milliseconds to pack a window, e.g. on resume.
+"""
 
 Packed = tuple[Ints, Ints]
 """Examples in row order, and the number of examples per row. Unused rows have 0 examples."""
@@ -430,7 +430,7 @@ def _weigh_tasks(
 def task_weights(data: DataConfig, counts: Positions) -> list[float]:
     """Compute the passes per epoch over each task from the tasks' example `counts` [tasks].
 
-    With temperature T, the share of a task of n examples is proportional to n^(1/T), and an epoch
+    With temperature T, the share of a task with n examples is proportional to n^(1/T), and an epoch
     keeps its length (temperature-scaled mixing without the limit K, Raffel et al. 2020, section
     3.5.2).
     """

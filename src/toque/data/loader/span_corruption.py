@@ -43,7 +43,7 @@ _MAX_TOKENS = 1 << 40  # more than any text has
 class SpanCorruption:
     """Corruption of texts with fixed settings. Call it with a prompt, a target and a key."""
 
-    density: float  # share of the tokens that are lost, in (0, 0.5]
+    density: float  # fraction of the tokens that are lost, in (0, 0.5]
     mean_length: float  # mean number of tokens per lost span, at least 1
     sentinels: Sequence[int]  # ids that replace the spans, in order
     end: int  # end token of both sides
@@ -133,7 +133,7 @@ class SpanCorruption:
 
     @property
     def longest_text(self) -> int:
-        """Tokens of the longest text with enough sentinels."""
+        """Length of the longest text with enough sentinels, in tokens."""
 
         def count_spans(n: int) -> int:
             return self._count_lost_in(n)[1]

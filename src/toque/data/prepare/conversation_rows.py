@@ -47,7 +47,7 @@ class ConversationRow:
     spans: list[int]
     """Lengths of the target's spans, with and without loss in turns. [] if all of it has a loss."""
     lost: int
-    """Tokens cut from the end by the limits."""
+    """Number of tokens cut from the end by the limits."""
 
 
 class ConversationRows:
@@ -139,7 +139,7 @@ class ConversationRows:
             return f"conversation over {limit} tokens"
         complete = [answer for answer in answers if answer[1] <= limit]
         if complete:
-            # Each answer leaves with the question before it.
+            # Each answer is dropped together with the question before it.
             notes[CUT_TURNS] += 2 * (len(answers) - len(complete))
             return complete
         start = answers[0][0]

@@ -28,9 +28,9 @@ from toque.storage.json_files import read_json
 
 JSON_NAME = "report.json"
 MIN_UNKNOWN = 0.005
-"""Smallest share of unknown tokens for which a notice is shown."""
+"""Smallest fraction of unknown tokens for which a notice is shown."""
 MAX_UNKNOWN = 0.25
-"""Largest share of unknown tokens for which a store is written."""
+"""Largest fraction of unknown tokens for which a store is written."""
 ENCODING_HINT = (
     "Many bytes are not UTF-8, so the files may have an older encoding. Set data.encoding=cp1252, "
     "the encoding of most Western European exports, or data.encoding=latin-1."
@@ -39,13 +39,13 @@ _MAX_DAMAGED_BYTES = 100
 """Largest number of lost bytes that may be damage. If there are more, the encoding is probably
 wrong."""
 _MAX_DAMAGED_RECORDS = 0.01
-"""Largest share of records without UTF-8 that may be damage."""
+"""Largest fraction of records with invalid UTF-8 that may be damage."""
 BEYOND = "beyond max_examples"
 """Reason for dropping valid records beyond `max_examples`."""
 FROM = "_from"
 """Suffix of the column with the origin of each label."""
 COVERAGE = "_coverage"
-"""Suffix of the column with the share of a record on which an estimated label is based."""
+"""Suffix of the column with the fraction of a record on which an estimated label is based."""
 BY_RULE = 0  # origin of a label that a rule of Toque estimated
 _MAX_BINS = 32
 _MAX_VALUES_ALONE = 12  # different integers that are listed without a histogram
@@ -56,8 +56,9 @@ _NAMED_CHARACTERS = 5  # unknown characters in the notice
 _MAX_LABEL = 255  # larger integers are amounts, not labels
 _SALT = np.uint64(0x746F7175655F6C6B)
 LOST = {"prompt": "prompt_lost", "target": "target_lost"}
-"""Columns with the number of tokens that each side lost. NaN means that the side was not cut. A
-shard without cuts does not have the columns."""
+"""Columns with the number of tokens cut from each side. NaN means that the side was not cut. A
+shard without cuts does not have these columns.
+"""
 BOOKKEEPING = frozenset(
     {
         "key",
@@ -281,7 +282,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unknown_share(self) -> float:
-        """Share of the tokens of both sides that are unknown."""
+        """Fraction of the tokens of both sides that are unknown."""
         sides = ("prompt_tokens", "target_tokens")
         n_tokens = sum(self.unknown.get(side, 0) for side in sides)
         return self._n_unknown / max(1, n_tokens)

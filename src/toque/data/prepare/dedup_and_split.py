@@ -33,9 +33,11 @@ class RowKeys:
     task: Codes
     starts_record: Codes
     first_alike: Ints | None = None
-    """[records] first record of each record's near-duplicate cluster. None without `dedup=near`."""
+    """[records] First record in each record's near-duplicate cluster. None without `dedup=near`.
+    """
     held_out: Bools | None = None
-    """[rows] whether a row is of a held-out source. None if a share of all rows is held out."""
+    """[rows] True if the row's source is held out. None if a fraction of all rows is held out.
+    """
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,9 @@ def _drop_rows(
     """Drop duplicates and rows beyond `max_examples`.
 
     Args:
-        columns: The rows' keys.
-        settings: The settings.
-        records: Number of each row's record, [rows].
+        columns: Keys of the rows.
+        settings: Settings for deduplication and `max_examples`.
+        records: Index of each row's record, [rows].
 
     Returns:
         Whether a row is in use, [rows], and the number of dropped records by reason.

@@ -3,7 +3,7 @@
 A text becomes the set of its runs of 3 words, then the 120 smallest hashes of the set, then 20
 bands of 6 hashes. Records that share a band are compared.
 
-The share of equal entries of two signatures estimates the Jaccard similarity of the two sets
+The fraction of equal entries of two signatures estimates the Jaccard similarity of the two sets
 (Broder 1997) with a standard deviation of 0.04 at 0.7. Two records of similarity s share a band
 with the probability 1 - (1 - s^6)^20, which is 0.27 at 0.5, 0.92 at 0.7 and 0.998 at 0.8 (Leskovec,
 Rajaraman and Ullman, Mining of Massive Datasets, section 3.4). Two records are near-duplicates if
@@ -36,8 +36,9 @@ BAND = 6  # hashes per band
 HASHES = BANDS * BAND
 THRESHOLD = 0.7  # estimated Jaccard similarity of near-duplicates
 ROUNDS = 16
-"""Comparisons per row of a bucket. Without a limit, a bucket of a million similar records would
-take 10^12 comparisons. The rows that remain are counted."""
+"""Maximum number of comparisons per row of a bucket. Without a limit, a bucket of a million similar
+records would take 10^12 comparisons. The remaining rows are counted.
+"""
 _WORD = re.compile(r"\w+")
 _PAIRS_PER_CHUNK = 1 << 16
 _WORDS_PER_CHUNK = 1 << 18

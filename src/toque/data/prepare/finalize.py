@@ -440,7 +440,7 @@ def _count_answers(store: TokenStore, codec: Codec, rows: Ints) -> Counts:
 
 
 def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
-    """Refuse a source with a larger share of unusable records than `max_bad_share`."""
+    """Refuse a source with a larger fraction of unusable records than `max_bad_share`."""
     limit = plan.settings.max_bad_share
     for number in sorted({file.source for file in plan.files}):
         read = sum(b.read for s in shards for b in s.blocks if b.source == number)

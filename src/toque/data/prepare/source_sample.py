@@ -48,7 +48,7 @@ PERCENTILE = 99
 STEP = 64  # tokens; limits are multiples of it, so that more data rarely changes them
 MAX_LIMIT = 2_048  # tokens; longer rows would take much memory
 _MIN_LIMIT = 8  # tokens; a shorter text teaches nothing
-_MIN_CUT_SHARE = 0.001  # smallest share of cut tokens that is reported
+_MIN_CUT_SHARE = 0.001  # smallest fraction of cut tokens that is reported
 Lengths = NDArray[np.int64]
 
 
@@ -410,6 +410,6 @@ class _Limit:
         return text
 
     def _cut_share(self, limit: int) -> float:
-        """Compute the share of the tokens that a limit cuts."""
+        """Compute the fraction of the tokens that a limit cuts."""
         n_cut = np.maximum(self.lengths - limit, 0).sum()
         return float(n_cut / max(1, self.lengths.sum()))

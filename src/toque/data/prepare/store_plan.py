@@ -39,8 +39,9 @@ CHAT = ("chat_template", "chat_date", "loss_on")  # settings of conversations
 # If more records are unusable, the file probably has another format.
 DEFAULT_BAD_SHARE = 0.5
 CODE_VERSION = 4
-"""Version of the code. It increases when equal inputs give other rows, so that older stores are
-not reused."""
+"""Version of the code. It increases when the same inputs give different rows, so that older stores
+are not reused.
+"""
 _MAX_NAMES = 3  # files that a sentence names
 _DESCRIPTIONS = {
     "code_version": "the version of the preparation code",
@@ -71,7 +72,7 @@ class PrepareSettings:
     min_quality: float = 0.0
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
-    # Largest share of records that a reader may drop.
+    # Largest fraction of records that a reader may drop.
     max_bad_share: float = DEFAULT_BAD_SHARE
     # Files read per source. Recorded if a source has a limit.
     max_files: tuple[int | None, ...] = ()
@@ -79,7 +80,7 @@ class PrepareSettings:
     chat_date: str = CHAT_DATE
     loss_on: Literal["answers", "last_answer"] = "answers"
     held_out_from: int | None = None
-    """Index of the first held-out source. None: a share of all records is held out. Recorded only
+    """Index of the first held-out source. None: part of all records is held out. Recorded only
     if it is a number."""
 
     def holds_out(self, source: int) -> bool:
@@ -162,7 +163,7 @@ class StorePlan:
             content["tokenizer"] = None
         if settings.open_limits:
             content["room"] = settings.room
-        # The share of bad records decides whether a store is written, but not which rows it has.
+        # The fraction of bad records decides whether a store is written, but not which rows it has.
         content["max_bad_share"] = DEFAULT_BAD_SHARE
         inputs = [[f.sha256, f.reader.recorded_name, f.source] for f in self.files]
         data = msgspec.json.encode([FORMAT, content, inputs], order="deterministic")

@@ -45,7 +45,7 @@ class StoreFile(msgspec.Struct, frozen=True):
     bytes: Count
     sha256: str
     examples: Count = 0
-    """Rows of the shard or split. 0 for the tokenizer's files."""
+    """Number of rows in the shard or split. 0 for the tokenizer's files."""
 
 
 class SourceEntry(msgspec.Struct, frozen=True):
@@ -61,14 +61,14 @@ class SourceEntry(msgspec.Struct, frozen=True):
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """Tokens of the rows in use."""
+    """Numbers of tokens in the rows in use."""
 
     prompt: int
     target: int
 
 
 class Splits(msgspec.Struct, frozen=True):
-    """Examples in each split."""
+    """Numbers of examples in each split."""
 
     train: int
     validation: int

@@ -35,9 +35,9 @@ _SAME_FOR: dict[str, str] = {
     "x": "×",
     "u": "µμ",
 }
-"""Characters with one stand-in, by stand-in."""
+"""Stand-in -> characters that it replaces."""
 _LETTERS = "æ:ae Æ:Ae œ:oe Œ:Oe ø:o Ø:O å:a ß:ss ð:d Ð:D þ:th Þ:Th đ:d Đ:D ł:l Ł:L ı:i"
-"""Letters with their stand-ins."""
+"""Letters and their stand-ins, as "letter:stand-in"."""
 _PRIVATE = "\ue123"  # a character of private use
 # Candidates for the stand-in of a character. The first one in the vocabulary is used.
 _STAND_INS: dict[str, tuple[str, ...]] = {

@@ -68,7 +68,7 @@ _DATED = re.compile(
 )
 _DIRECTIVE = re.compile(r"%[-_0^#:]*[A-Za-z]")
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names of the same field. transformers copies it to the first two."""
+"""Names of the field for reasoning. transformers copies it to the first two."""
 # Characters of a text that does not occur in a conversation by chance.
 _MIN_UNIQUE = 20
 Render = Callable[..., Any]
@@ -424,11 +424,11 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
 def _render_conversation(
     render: Render, request: Json, answers: list[int] | None
 ) -> Json:
-    """Render a conversation, and find its answers and the fields that the text lacks.
+    """Render a conversation. Find its answers and the fields that are missing from the text.
 
     Args:
-        render: The function of transformers.
-        request: Its arguments.
+        render: The transformers function that renders a chat template.
+        request: Arguments of `render`.
         answers: Indices of the turns to find. If None, render the prompt for the next answer.
 
     Returns:

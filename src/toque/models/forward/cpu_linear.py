@@ -232,7 +232,7 @@ class CpuLinear(nn.Linear):
 
 
 class CpuConv1D(Conv1D):
-    """`Conv1D`, the linear layer of GPT-2, with faster matmuls."""
+    """`Conv1D`, GPT-2's linear layer, with faster matmuls."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., I] to [..., O]."""

@@ -50,7 +50,7 @@ class AttentionPlan:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest example."""
+        """Length of the longest example, in tokens."""
         return max(n for _, n, _, _ in self.self_attention)
 
     @cached_property

@@ -44,7 +44,7 @@ class OutlinedRows:
 
     @property
     def tokens(self) -> int:
-        """Tokens of both sides."""
+        """Total tokens of source and target."""
         return self.rows * (self.source + self.target)
 
 

@@ -37,9 +37,9 @@ from toque.models.lora.frozen import computing, format_of
 from toque.reporter import Count, uncounted
 
 OnToken = Callable[[int, int | None], object]
-"""Function called with a prompt's number and its next token, and None after the last token."""
+"""Function called with a prompt's index and its next token, or None after the last token."""
 OnLogprob = Callable[[int, float], object]
-"""Function called with a prompt's number and the log-probability of its next token."""
+"""Function called with a prompt's index and the log-probability of its next token."""
 MAX_ROWS: Final = {"cpu": 160, "cuda": 256}
 """Maximum number of rows per device type.
 
@@ -78,7 +78,7 @@ def generate(
         constraints: The form of each answer (`constraints.py`). Empty for free answers.
         places: The origin of each prompt, for errors. Empty to use its number.
         on_progress: Receives the number of finished prompts, the number of all prompts, and the
-            finished share of the tokens.
+            finished fraction of the tokens.
         on_token: Receives a prompt's number and its next token, and None after the last token.
         on_logprob: Receives a prompt's number and the log-probability of its next token (including
             the end token), in nats, before temperature and filters.
@@ -144,7 +144,7 @@ class _Answers:
 
     @property
     def finished_share(self) -> float:
-        """Finished share of the maximum number of tokens."""
+        """Finished fraction of the maximum number of tokens."""
         return self._n_covered / sum(order.max_tokens for order in self.orders)
 
     def add(self, new: NewToken) -> None:

@@ -47,11 +47,12 @@ class Order:
     prompt: Sequence[int]
     """Token ids, at least one."""
     max_tokens: int
-    """Maximum length of the answer, within the model's context length."""
+    """Maximum length of the answer in tokens, within the model's context length."""
     options: GenerationOptions
-    """Sampling options. Lengths, precision and batch rows are ignored."""
+    """Sampling options. Their lengths, precision and batch rows are ignored."""
     number: int = 0
-    """Determines the random numbers, together with the seed and the position."""
+    """Index of the prompt. With the seed and the position, it determines the random numbers.
+    """
     n_top_logprobs: int | None = None
     """Number of most likely tokens to report with their logprobs; None for no logprobs."""
     prefix: Sequence[int] = ()
@@ -69,7 +70,9 @@ class NewToken(NamedTuple):
     """Reason for the end, for the last token only. With "stop" the token is not part of the answer.
     """
     logprob: float | None
-    """In nats, after the masks of form and n-grams, before temperature and top-k."""
+    """Log-probability of the token in nats, after the masks for form and n-grams, but before
+    temperature and top-k.
+    """
     top_logprobs: TopLogprobs
 
 
@@ -127,7 +130,8 @@ class LiveRows:
     Args:
         core: The model.
         rows: Maximum number of rows.
-        columns: Tokens of the longest row. For a decoder-only model, they include the prompt.
+        columns: Length of the longest row, in tokens. For a decoder-only model, it includes the
+            prompt.
         eos_id: Token or tokens that end an answer.
         pad_id: Padding token.
     """

@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from toque.hardware.onednn import PackedLinear, has_fast_bf16, onednn_is_faster
 
 _MAX_BYTES: Final = 2 << 30
-"""Bytes of the largest weights that are copied for float32 matmuls."""
+"""Maximum size of weights that are copied for float32 matmuls, in bytes."""
 Packs = MutableMapping[nn.Module, nn.Module]
 """Packed layers by their original layers."""
 

@@ -24,7 +24,7 @@ from toque.models.generation.kv_cache import (
 )
 
 _SPARE_BIAS_COLUMNS = 256
-"""Columns that a position bias has in addition, so that few steps compute it again."""
+"""Number of spare columns in a position bias, so that few steps need to compute it again."""
 
 
 class T5Decoding:

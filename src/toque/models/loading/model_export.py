@@ -220,7 +220,7 @@ def _generation_config(
 
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of a logit, as a share of the largest logit.
+"""Largest allowed difference of a logit, as a fraction of the largest logit.
 
 Merging changes the order of float32 sums, which changes logits by about 1e-6.
 """
@@ -234,7 +234,8 @@ class Exported:
 
     folder: Path
     difference: float
-    """Largest change of a logit by merging, rounding and saving, as a share of the largest."""
+    """Largest change of a logit by merging, rounding and saving, relative to the largest logit.
+    """
     was_adapter: bool
     template: str = ""  # remark about the chat template, if any
 

@@ -228,14 +228,14 @@ class StoredWeights:
     def name_of(self, parameter: str, prefix: str) -> str | None:
         """Return a parameter's name in the files, with or without the base model's prefix.
 
-        None if the files do not have the parameter.
+        Return None if the parameter is not in the files.
         """
         bare = parameter.removeprefix(f"{prefix}.")
         names = (parameter, bare, f"{prefix}.{parameter}")
         return next((name for name in names if name in self.files), None)
 
     def float32(self, name: str) -> Tensor:
-        """Read a tensor to new float32 memory. Raise a CheckpointError if its file is damaged."""
+        """Read a tensor and copy it to float32. Raise a CheckpointError if its file is damaged."""
         import torch  # only here, because errors in a config.json do not need it
 
         with open_weights(self.files[name]) as tensors:

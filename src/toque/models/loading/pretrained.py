@@ -74,7 +74,7 @@ from toque.models.lora.frozen import (
 from toque.models.lora.layers import ADAPTER
 from toque.models.lora.quantised import Outlined, form_named
 
-# Share of free memory for weights. The KV cache and activations need the rest.
+# Fraction of free memory for weights. The KV cache and activations need the rest.
 SHARE: Final = 0.8
 CPU: Final = torch.device("cpu")
 # Maximum size of a grown embedding, and of a trained tokenizer.

@@ -80,7 +80,7 @@ class Uploads:
         self._closing = False
         self._done: set[str] = set()
         self._reported: set[str] = set()
-        """Names of files that are not uploaded, as reported in a message."""
+        """Names of files that are not uploaded and have been reported."""
         self._guard = threading.Lock()
         self._thread = threading.Thread(
             target=self._work, name="toque-upload", daemon=True

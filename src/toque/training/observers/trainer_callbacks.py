@@ -37,7 +37,7 @@ _EVENTS_WITHOUT_REQUESTS: Final = {
     "on_epoch_begin",
     "on_step_begin",
 }
-"""Events after which requests stay set, until an event that handles them."""
+"""Events after which requests stay set until another event handles them."""
 _UNSUPPORTED_EVENTS: Final = {
     name
     for name in vars(TrainerCallback)

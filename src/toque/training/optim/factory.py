@@ -35,9 +35,12 @@ _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
 """Lower bounds for the RMS of gradients and weights. A large model's gradients are below torch's
 default bound, 1e-7. The square of 1e-18 is still a normal float32."""
 _PROBE_SIZES: Final = (11, 13, 17, 19)
-"""Sizes of a probe parameter's dimensions. They differ, to recognise them in the state's shapes."""
+"""Sizes of a probe parameter's dimensions, all different to identify them in the state's shapes.
+"""
 _TRIAL_UPDATES: Final = 120
-"""Updates before and after a trial restart. Some optimizers act only every hundredth update."""
+"""Number of updates before and after a trial restart. Some optimizers act only every hundredth
+update.
+"""
 _TRIAL_PARTS: Final = (
     range(_TRIAL_UPDATES, _TRIAL_UPDATES + 1),
     range(_TRIAL_UPDATES + 1, 2 * _TRIAL_UPDATES),
@@ -45,7 +48,7 @@ _TRIAL_PARTS: Final = (
 """Updates after a trial restart. The states are compared after each part. The first part is a
 single update, because after many updates a lost history of gradients is complete again."""
 _MIN_8_BIT_WEIGHTS: Final = 4096
-"""Size of the smallest tensor with 8-bit averages in bitsandbytes, in weights."""
+"""Minimum number of weights in a tensor for 8-bit averages in bitsandbytes."""
 _WEIGHTS_PER_BLOCK: Final = 256
 """Number of weights that share a scale in bitsandbytes."""
 _NEVER_NEGATIVE: Final = frozenset(

@@ -28,7 +28,7 @@ class Kills:
     finished: int = 0
     """Number of runs that reached their end."""
     problems: list[str] = field(default_factory=list)
-    """Differences from the expected results, and sessions that failed."""
+    """Differences from the expected results, and failed sessions."""
 
 
 def kill_and_continue(

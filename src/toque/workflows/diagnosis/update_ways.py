@@ -74,7 +74,7 @@ class UpdateWay(NamedTuple):
     seconds: float = 0.0
     found: UpdateDifference | None = None
     reason: str = ""
-    """Reason for skipping it."""
+    """Reason why the way of computing is skipped."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class UpdateDifference(NamedTuple):
     norm: float
     """Relative difference of the gradient's norm."""
     element: float
-    """Largest difference of a gradient's element, divided by the reference's largest element."""
+    """Largest difference of a gradient element, divided by the reference's largest element."""
     where: str
     """Parameter with the largest difference."""
 
@@ -351,7 +351,7 @@ class _UpdateWays:
     rows: np.ndarray
     reference: LossAndGradient
     dropout: list[tuple[nn.Module, str, float]]
-    """Layers with the attribute and value of their dropout, which is off."""
+    """Layers with dropout turned off, and the name and value of their dropout attribute."""
 
     def compare_all(self) -> Iterator[UpdateWay]:
         """Compute and compare each way."""

@@ -58,7 +58,7 @@ _BYTES_PER_TOKEN_ID: Final = 4
 _LOOK_BYTES: Final = 4 << 20
 """Bytes to read per source: several thousand recipes, in about a second."""
 _FEW_REPEATS: Final = 0.8
-"""Share of distinct records above which repeats are not reported."""
+"""Fraction of distinct records above which repeats are not reported."""
 _FEW_RECORDS: Final = 5000
 """Number of distinct records below which `init` advises against a model from scratch. With 2,400
 recipes, one or two of 20 random texts were usable (lab/notes.md)."""

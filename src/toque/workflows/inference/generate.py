@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Prompts = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 """One prompt or several. Each is a text or a record of fields."""
 OnText = Callable[[int, Written], object]
-"""Function called with the number of a text and the text so far."""
+"""Function called with the index of a text and the text so far."""
 _UNFINISHED = "\ufffd"
 """Replacement character, which a decoder returns for an incomplete sequence of bytes."""
 
@@ -442,7 +442,7 @@ class OrderedTexts:
     decode: Callable[[Sequence[int]], str]
     adapter: str | None = None
     first: int = 0
-    """Number of the first text."""
+    """Index of the first text."""
 
     def __post_init__(self) -> None:
         self._ids: list[list[int]] = [[] for _ in self.prompts]

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from toque.serving.gate import Gate
 
 _LOCAL_INTERVAL: Final = 1.0
-"""Seconds between two reads of a local run."""
+"""Seconds between reads of a local run."""
 _BUCKET_INTERVAL: Final = 15.0
-"""Seconds between two reads of a bucket. A run uploads its metrics only at checkpoints."""
+"""Seconds between reads of a bucket. A run uploads its metrics only at checkpoints."""
 _WATCHED: Final = BucketUse(
     "the address to watch",
     "list and read",

@@ -68,8 +68,8 @@ def build_estimator(
     """Return the estimator of a run, the builder of its model, and the bytes of its store.
 
     Args:
-        config: The configuration.
-        hardware: The name of a GPU, or None for this machine.
+        config: Configuration of the run.
+        hardware: Name of a GPU, or None for this machine.
         gpus: The number of GPUs.
         example: Mean tokens per example without a store. None means the longest allowed example.
     """

@@ -19,7 +19,7 @@ from toque.training.checkpoint.saved import MANIFEST, step_folders, step_of
 from toque.workflows.saved_steps import KINDS, SET_ASIDE
 
 _FINAL_FILES = (END, EVALUATION, BY_TEXT, "model")
-"""Files that a finished run writes. The record is first: without it, the run is not finished."""
+"""Files that a finished run writes. The record comes first: a run without it is not finished."""
 
 
 def set_aside_folder(run: Path) -> Path:
