@@ -115,7 +115,7 @@ def needing(
     """Convert an ImportError in the context into an error with the extra to install.
 
     Args:
-        extra: The extra of Toque with the package.
+        extra: Toque's extra that contains the package.
         what: The subject of the message: the feature that needs the package.
         otherwise: An alternative to the installation, for the message.
         raised: The class of the error.

@@ -1,7 +1,7 @@
 """Keyed random numbers and permutations: data order and seeds without stored state.
 
-The data order is independent of the number of ranks and workers. Looking up any position of it
-takes the same time.
+The data order is independent of the number of ranks and workers. Looking up a position takes the
+same time anywhere in the order.
 """
 
 from __future__ import annotations

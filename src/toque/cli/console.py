@@ -130,7 +130,7 @@ class _SafeStream(io.TextIOBase):
 
 
 def _write_escaped(stream: TextIO, text: str) -> None:
-    """Write a text. If the encoding lacks a character, write an escape for it."""
+    """Write a text. Replace a character that is not in the encoding by an escape."""
     try:
         stream.write(text)
     except UnicodeEncodeError:  # raised before any character is written

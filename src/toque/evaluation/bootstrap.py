@@ -77,7 +77,7 @@ class PerText:
 
     @property
     def is_finite(self) -> NDArray[np.bool_]:
-        """[texts] Whether the metric applies to the text and is finite."""
+        """[texts] True if the metric applies to the text and is finite."""
         return self.applies & np.isfinite(self.values).all(axis=1)
 
     def select(self, rows: NDArray[np.int64]) -> PerText:
@@ -300,8 +300,8 @@ def losses_table(
     Args:
         keys: Hash per example, see `key_of_text`.
         nats: Sum of the losses of each target.
-        tokens: Tokens per target.
-        size: Bytes per target, or 0 if the target is not a complete text.
+        tokens: Number of tokens per target.
+        size: Number of bytes per target, or 0 if the target is not a complete text.
         weight: Weight of each example in the loss.
     """
     measures = {"loss": PerText.ratio(weight * nats, weight * tokens)}

@@ -167,7 +167,7 @@ class Evaluator:
         *,
         final: bool = False,
     ) -> dict[int, Sample]:
-        """Generate texts until the time limit. Return the samples by prompt number.
+        """Generate texts until the time limit. Return the samples by prompt index.
 
         Every rank calls this method. With `final`, i.e. after training, generation may also use the
         time reserved for training.
@@ -251,7 +251,7 @@ def _stop_after(clock: CommandClock, end: float, on_progress: Count) -> Count:
 def sample_on_all_ranks(
     sampler: Sampler, model: nn.Module, ranks: Ranks, on_progress: Count = uncounted
 ) -> dict[int, Sample]:
-    """Generate the texts on all ranks. Return the finished samples by prompt number.
+    """Generate the texts on all ranks. Return the finished samples by prompt index.
 
     Raises:
         Interrupted: At least one rank was interrupted. All ranks raise the error.
@@ -278,7 +278,7 @@ def sample_on_all_ranks(
 
 
 def goal_of(metric: str) -> Goal:
-    """Return the goal to raise or to lower a metric."""
+    """Return the goal of maximising or minimising a metric."""
     return Goal(metric, rises=metric_named(metric).better != "lower")
 
 
@@ -290,7 +290,7 @@ def watched_metrics(
     *,
     bits: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """List the metrics that the run depends on, and all of Toque's metrics that it computes.
+    """List the metrics on which the run depends, and all of Toque's metrics that it computes.
 
     Args:
         train: Settings with the metrics for checkpoints and early stopping.
@@ -332,7 +332,7 @@ def watched_metrics(
 def _metrics_of_texts(
     evaluation: EvaluationConfig, data: DataConfig, prompts: Sequence[Prompt]
 ) -> tuple[list[str], bool]:
-    """List Toque's metrics of the prompts' texts. Also return whether there are user's metrics."""
+    """List Toque's metrics of the prompts' texts. Also return whether the user has metrics."""
     common: Sequence[str] = ("auto",)
     if evaluation.metrics != "auto":
         common = evaluation.metrics

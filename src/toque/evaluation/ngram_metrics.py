@@ -1,4 +1,4 @@
-"""BLEU (Papineni et al. 2002), repetition and distinct n-grams of many texts.
+"""BLEU (Papineni et al. 2002), repetition and distinct n-grams for many texts.
 
 BLEU is computed from sufficient statistics per text. It equals sacrebleu 2.6's BLEU with
 `nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`. It ranges from 0 to 100 and is a score of a set of
@@ -138,7 +138,7 @@ def repetition(words: HashedTokens) -> NDArray[np.float64]:
 
 
 def distinct_share(parts: Sequence[U64]) -> float | None:
-    """Compute distinct-n (Li et al. 2016): the fraction of different n-grams among hashed n-grams.
+    """Compute distinct-n (Li et al. 2016): the fraction of distinct n-grams among hashed n-grams.
 
     Return None without n-grams.
     """
@@ -172,13 +172,13 @@ def count_shared_ngrams(a: HashedTokens, b: HashedTokens, n: int) -> I64:
 
 
 def _sorting_keys(tokens: HashedTokens, n: int) -> U64:
-    """Return a key per n-gram: ten bits of the pair, 53 bits of the hash, and 0 for the side."""
+    """Return one key per n-gram: ten bits for the pair, 53 bits of the hash, and 0 for the side."""
     hashes, texts = hash_ngrams(tokens, n)
     return (texts.astype(np.uint64) << _PAIR_SHIFT) | (hashes >> np.uint64(11) << _ONE)
 
 
 def bleu_counts(ours: HashedTokens, theirs: HashedTokens) -> NDArray[np.float64]:
-    """Count what BLEU needs per pair of prediction and reference, [pairs, 10].
+    """Compute BLEU's counts for each pair of prediction and reference, [pairs, 10].
 
     The columns are the words of the prediction, the words of the reference, the shared n-grams for
     n = 1 to 4, and the n-grams of the prediction for n = 1 to 4.

@@ -85,7 +85,7 @@ class SampleWriter(Callback):
         self._before = evaluation.texts
 
     def _report_left_out(self, at: Progress, n_left_out: int, n_samples: int) -> None:
-        """Count omitted texts. Warn at the first evaluation that omits any."""
+        """Count omitted texts. Warn at the first evaluation that omits texts."""
         if n_left_out == 0 or self.evaluator.limit is None:
             return
         if not self._left_out:
@@ -94,7 +94,7 @@ class SampleWriter(Callback):
         self._left_out.append(n_left_out)
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Report the total number of omitted texts, if several evaluations omitted any."""
+        """Report the total number of omitted texts, if more than one evaluation omitted texts."""
         n_evaluations = len(self._left_out)
         if n_evaluations > 1:
             n = sum(self._left_out)

@@ -76,7 +76,7 @@ Scores per text have a confidence interval.
 
 
 def names_in(metrics: Collection[str]) -> list[str]:
-    """List the score names of Toque's metrics. The user's metrics have a colon and are left out."""
+    """List the score names of Toque's metrics. The user's metrics have a colon and are omitted."""
     return [name for m in metrics if ":" not in m for name in _NAMES_OF.get(m, (m,))]
 
 

@@ -58,7 +58,7 @@ class ProcessorUse:
 
 @cache
 def usable_cores() -> tuple[int, ...]:
-    """Return the numbers of the cores that this process may run on. They are read once."""
+    """Return the indices of the cores on which this process may run. They are read once."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -68,9 +68,9 @@ def is_contended(*, threads: int, others: float, cores: int) -> bool:
     """True if spinning threads would delay each other.
 
     Args:
-        threads: Computing threads of this process.
-        others: Cores in use by other programs.
-        cores: Cores of this process.
+        threads: Number of computing threads in this process.
+        others: Number of cores that other programs use.
+        cores: Number of cores of this process.
 
     >>> is_contended(threads=2, others=1.0, cores=2), is_contended(threads=2, others=0.1, cores=2)
     (True, False)

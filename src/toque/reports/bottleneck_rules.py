@@ -1,4 +1,4 @@
-"""Bottleneck rules: causes that slow down a run, by their fraction of its time, and their remedies.
+"""Bottleneck rules: causes that slow down a run, with their share of its time, and remedies.
 
 A gain is the relative increase of the training loop's tokens per second: 0.25 is 25 % faster. It
 is None if the measurements do not allow an estimate.
@@ -39,7 +39,7 @@ _IDLE_WEIGHT: Final = 0.5
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause that slows a run down, with a remedy if one is known."""
+    """A cause that slows down a run, with a remedy if one is known."""
 
     cause: str
     weight: float
@@ -60,7 +60,7 @@ Findings = Iterator[Finding]
 
 
 def find_bottlenecks(facts: Facts) -> list[Finding]:
-    """List everything that notably slows the run down, the most important cause first."""
+    """List the causes that notably slow down the run, the most important first."""
     notable = [
         finding
         for rule in RULES
@@ -264,7 +264,7 @@ def _check_saving(facts: Facts) -> Findings:
 def _longer_interval(
     facts: Facts, share: float, n_times: int, *, setting: str
 ) -> tuple[tuple[str, ...], float]:
-    """Choose an interval of at most half the run that reduces a share to `_TARGET_SHARE`.
+    """Choose an interval of at most half the run that reduces the share to `_TARGET_SHARE`.
 
     Return an override and the share that it saves, or an empty tuple and 0.
     """

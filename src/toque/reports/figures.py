@@ -133,7 +133,7 @@ def plot_curves(runs: Runs) -> list[Figure]:
 
 
 def plot_machine(history: RunHistory) -> list[Figure]:
-    """Plot the use of the machine while the run trained."""
+    """Plot the use of the machine during the run's training."""
     plots = [
         (title, unit, {label: SYSTEM + name for label, name in parts})
         for title, unit, parts in _MACHINE

@@ -75,7 +75,7 @@ class Grid:
 
     @cached_property
     def numeric(self) -> frozenset[int]:
-        """Indexes of the columns with numbers in most cells."""
+        """Indices of the columns that have numbers in most cells."""
         columns = zip(*self.rows, strict=True)
         counts = [
             sum(_starts_with_number(cell) is not None for cell in cells)

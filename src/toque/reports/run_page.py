@@ -80,7 +80,7 @@ def build_run_page(
         name: Title of the page.
         verdict: Bottlenecks of the run.
         label: Kind of the page.
-        problem: Reason why the run cannot be read at present.
+        problem: Reason why the run cannot be read at the moment.
         overlaid_runs: Runs to show in the plots, by default only this run.
     """
     history = run.history
@@ -254,7 +254,9 @@ def _show_texts(
 
 
 def _fold_texts(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
-    """Show the texts for a prompt, the newest first. Select from many texts at equal distances."""
+    """Show the texts for a prompt, the newest first. From many texts, select some at equal
+    distances.
+    """
     distance = max(1, math.ceil(len(samples) / _MAX_TEXTS))
     texts = []
     for sample in samples[::-1][::distance]:

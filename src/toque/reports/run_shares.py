@@ -1,9 +1,9 @@
 """Shares of a run's wall time by cause, computed from its events.
 
-The run's clock measures the seconds of each part. The seconds of computing are divided further:
-waits for cores and memory come from the kernel's counters, matmuls from their FLOPs and the
-machine's measured speed, and padding from its share of the tokens. The rest is "other computing".
-An unreadable value in `metrics.jsonl` counts as missing.
+The run's clock measures the seconds of each part. The computing time is divided further: waits for
+cores and memory come from the kernel's counters, matmuls from their FLOPs and the machine's
+measured speed, and padding from its share of the tokens. The rest is "other computing". An
+unreadable value in `metrics.jsonl` counts as missing.
 """
 
 from __future__ import annotations
@@ -250,7 +250,9 @@ def _sum_parts(events: Iterable[Event]) -> dict[str, float]:
 
 
 def _late_compiling(steps: Sequence[Event]) -> float:
-    """Return compiling as a fraction of the seconds of the second half of the updates."""
+    """Return the fraction of the time of the second half of the updates that was spent
+    compiling.
+    """
     if len(steps) < 2:
         return 0.0
     parts = _sum_parts(steps[len(steps) // 2 :])
@@ -258,7 +260,7 @@ def _late_compiling(steps: Sequence[Event]) -> float:
 
 
 def _pad_fraction(steps: Sequence[Event]) -> float:
-    """Compute padding as a fraction of all computed tokens."""
+    """Compute the fraction of all computed tokens that is padding."""
     tokens = computed = 0.0
     for step in steps:
         pad = number(step.get("pad_fraction"))
@@ -367,7 +369,7 @@ def _matmul_seconds(facts: Facts) -> float:
 
 
 def _lost_seconds(facts: Facts, *, busy: float) -> dict[str, float]:
-    """Estimate the seconds in which threads could not compute. Their sum is below `busy`."""
+    """Estimate the seconds during which threads could not compute. Their sum is below `busy`."""
     host = facts.host
     if not host:
         return {}

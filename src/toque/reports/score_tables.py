@@ -19,7 +19,7 @@ _MAX_COLUMNS: Final = 6
 
 
 def make_score_grids(evaluation: Record) -> list[Grid]:
-    """Build the tables of all texts, of memorisation and tasks, and of each slicing.
+    """Build the tables for all texts, for memorisation, for tasks, and for each slicing.
 
     The file may be untrusted.
     """
@@ -65,9 +65,9 @@ def _make_main_grid(evaluation: Record) -> Grid:
 
 
 def _make_slice_grids(slicings: Record) -> Iterator[Grid]:
-    """Make a table per slicing, with a row per metric and a column per label.
+    """Make one table per slicing, with a row per metric and a column per label.
 
-    The intervals are only in the file.
+    The intervals appear only in the file.
     """
     for slicing, parts in slicings.items():
         if not isinstance(parts, Mapping):

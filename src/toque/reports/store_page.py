@@ -214,7 +214,7 @@ def _find_common_folder(files: Sequence[SourceReport]) -> str:
 
 
 def _make_dropped_grid(report: Report) -> Grid:
-    """List the reasons, the most frequent first, with the places of some records."""
+    """List the reasons, the most frequent first, with the positions of some records."""
     rows = []
     for reason, count in sorted(
         report.dropped.items(), key=lambda item: (-item[1], item[0])
@@ -236,7 +236,7 @@ def _make_length_grid(report: Report) -> Grid:
 
 
 def _make_column_grid(report: Report) -> Grid:
-    """Describe each column in a line, for the terminal."""
+    """Describe each column in one line, for the terminal."""
     rows = []
     for column in report.columns:
         title, _ = _NAMES.get(column.name, (column.name, ""))

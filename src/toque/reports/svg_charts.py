@@ -54,7 +54,7 @@ def draw_histogram(
     unit: str,
     noun: str,
 ) -> str:
-    """Draw bars of `counts[i]` over [edges[i], edges[i + 1]). `noun` names the counted things."""
+    """Draw bars of `counts[i]` over [edges[i], edges[i + 1]). `noun` names the counted items."""
     if not counts:
         return _placeholder(title)
     frame = Frame()

@@ -62,7 +62,7 @@ class Sign:
 
 
 def judge_run(folder: Path) -> Verdict | None:
-    """Judge a run from its metrics, also while it trains. Return None before the first update."""
+    """Judge a finished or training run from its metrics. Return None before the first update."""
     try:
         facts = collect_facts(read_metrics(folder / METRICS))
     except OSError:

@@ -142,7 +142,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of an update and of the run, with their origin."""
+    """Seconds for an update and for the run, with their origin."""
 
     update_seconds: float
     flops_per_update: float
@@ -169,7 +169,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes of a run on the disk, and bytes sent to a bucket."""
+    """Disk space of a run in bytes, and bytes sent to a bucket."""
 
     checkpoint: int
     kept: int
@@ -372,7 +372,7 @@ class Estimator:
     def _update_seconds(
         self, model: PreTrainedModel, memory: Memory, flops: float
     ) -> tuple[float, str, bool]:
-        """Return an update's seconds, their origin, and whether the run itself was measured."""
+        """Return the seconds per update, their origin, and whether the run itself was measured."""
         work = self.work
         if self.machine.card is None:
             metrics = Path(self.config.run_dir) / METRICS
@@ -496,7 +496,7 @@ def largest_rows(
 
     Args:
         bytes_if_fitting: Returns the bytes of a number of rows, or None if they do not fit.
-        update_rows: Rows per update.
+        update_rows: Number of rows per update.
         available_bytes: Returns the available bytes. It is called after two rows were measured.
 
     Returns:
@@ -516,7 +516,7 @@ def largest_rows(
 
 
 def _text_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -> int:
-    """Return the float32 bytes of the KV cache for the final evaluation's batch of texts."""
+    """Return the bytes of the float32 KV cache for the final evaluation's batch of texts."""
     layers, heads, size = cache_shape(model)
     # An encoder-decoder has cross-attention to the prompt. A decoder caches the prompt itself.
     tokens = row.source + row.target

@@ -77,7 +77,7 @@ class Operations:
     runs: Counter[str] = field(default_factory=Counter)
 
     def add(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Count one run of a call."""
+        """Count one more call."""
         flat, structure = tree_flatten((args, kwargs))
         shapes = [
             _TensorShape(tuple(argument.shape), argument.stride(), argument.dtype)
@@ -91,7 +91,7 @@ class Operations:
 
     @torch.no_grad()
     def seconds(self) -> float:
-        """Time each call on this CPU. Return the seconds of all runs."""
+        """Time each call on this CPU. Return the total seconds of all calls."""
         with torch.random.fork_rng(devices=[]):
             return sum(
                 self.runs[key] * _time_call(*call) for key, call in self.calls.items()
@@ -99,7 +99,7 @@ class Operations:
 
 
 def _time_call(function: Any, shapes: list[Any], structure: Any) -> float:
-    """Return the seconds of the fastest of a few tries."""
+    """Return the seconds of the fastest of several tries."""
     flat = [
         item.create() if isinstance(item, _TensorShape) else item for item in shapes
     ]
@@ -133,7 +133,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._has_labels = False
 
     def add(self, tensor: Tensor) -> None:
-        """Count the memory of a tensor until it is freed."""
+        """Count the memory of a tensor until the tensor is freed."""
         storage = tensor.untyped_storage()
         key = _key(tensor)
         if key in self._live:

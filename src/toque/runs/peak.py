@@ -78,7 +78,7 @@ def measure_peak(
 
     Args:
         device: Device to measure.
-        dtype: Type of the matrices.
+        dtype: Number format of the matrices.
         products: FLOPs of the matmuls by shape.
         seconds: Time for all measurements, 0.2 by default. Each shape has at least two rounds.
     """

@@ -180,7 +180,7 @@ class RunFinder:
         return str(self.where) if isinstance(self.where, Path) else self.where.address
 
     def places(self) -> Mapping[str, Place]:
-        """Find the current runs, at most `_MAX_RUNS`. Return them by a short name.
+        """Find the current runs, at most `_MAX_RUNS`. Return them by short name.
 
         Raises:
             OSError: The folder cannot be read.

@@ -83,8 +83,8 @@ class FinalScores(msgspec.Struct):
 class Tail:
     """Reader of a growing file that returns each line once.
 
-    An incomplete line is returned when its end is written. After a kill, the next writer ends the
-    torn line first.
+    An incomplete line is returned when the rest of it is written. After a kill, the next writer
+    first ends the incomplete line.
     """
 
     def __init__(self, place: Place, name: str) -> None:

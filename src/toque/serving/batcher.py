@@ -99,7 +99,7 @@ class ServedModel:
 
     @cached_property
     def context_tokens(self) -> int:
-        """Maximum tokens of a prompt, or of prompt and answer for a decoder-only model."""
+        """Maximum tokens of a prompt, or of prompt and answer together for a decoder-only model."""
         return max_positions(self.model.config) or UNLIMITED_TOKENS
 
     @cached_property
@@ -122,9 +122,9 @@ class ServedModel:
         """Compute the maximum number of tokens in the answer to a prompt.
 
         Args:
-            prompt: The ids of the prompt.
+            prompt: Token ids of the prompt.
             requested: The requested limit, or None for the limit that the model was trained with.
-            param: The field of the request that has the prompt.
+            param: Name of the request field with the prompt.
 
         Raises:
             RequestError: The prompt is empty or too long, or has unknown ids.
@@ -202,8 +202,8 @@ class Batcher:
 
     Args:
         models: The served models.
-        rows: Maximum number of orders that are generated at a time, over all models.
-        queue: Maximum number of orders that wait.
+        rows: Maximum number of orders that are generated at the same time, for all models together.
+        queue: Maximum number of waiting orders.
         precision: Precision of the matmuls.
     """
 

@@ -111,7 +111,7 @@ class Gate:
         )
 
     def _check_token(self, request: Request, path: str) -> RequestError | None:
-        """Return an error if the path needs a token and the request does not have it."""
+        """Return an error if the path needs the token and the request does not contain it."""
         if self.token is None or not path.startswith(_NEEDS_TOKEN):
             return None
         authorization = request.headers.get("authorization", "")
@@ -130,7 +130,7 @@ class Gate:
 
 
 def _unavailable(state: str, *, retry_after: int) -> RequestError:
-    """Create the error of a server that is stopping or full. `retry_after` is in seconds."""
+    """Create the error for a server that is stopping or full. `retry_after` is in seconds."""
     return RequestError(
         503,
         f"This server {state}",

@@ -229,7 +229,7 @@ class TextRequest(_Part, ABC):
 
     @property
     def wants_usage(self) -> bool:
-        """True if a stream ends with the numbers of tokens."""
+        """True if a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self) -> GenerationOptions:

@@ -194,7 +194,7 @@ def _column_chunks(row_group: Any, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def _largest_page(file: BinaryIO, chunk: Any) -> int:
-    """Return the decompressed bytes of the largest page of a column chunk."""
+    """Return the decompressed size in bytes of the largest page in a column chunk."""
     offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
     position = min(offset for offset in offsets if offset)
     end = position + chunk.total_compressed_size
@@ -243,7 +243,7 @@ def _read_varint(file: BinaryIO) -> int:
 
 
 def columnar_records(contents: Contents) -> Numbered:
-    """Decode the rows of a block. Their numbers are the rows of the file."""
+    """Decode the rows of a block. Their numbers are row numbers in the file."""
     arrow = _pyarrow_for("a block of Parquet rows")
     table = arrow.ipc.open_stream(arrow.py_buffer(contents.body)).read_all()
     # The last of equal names counts, as in JSON and CSV.

@@ -154,7 +154,9 @@ def _dialect_with(
 
 
 def _unique_names(names: list[str]) -> tuple[str, ...]:
-    """Add the column number to all equal names but the last, which counts as in JSON."""
+    """Add the column number to all equal names except the last, which takes precedence as in
+    JSON.
+    """
     last_index = {name: i for i, name in enumerate(names)}
     return tuple(
         name if last_index[name] == i else f"{name} (column {i + 1})"
@@ -172,7 +174,7 @@ class _FirstRows:
     """Number of rows that end with a delimiter, by number of fields."""
 
     def share(self, n_columns: int) -> float:
-        """Compute the fraction of the rows with a number of fields."""
+        """Compute the fraction of the rows that have a given number of fields."""
         return self.n_fields[n_columns] / (self.n_fields.total() or 1)
 
 

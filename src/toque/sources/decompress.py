@@ -132,7 +132,7 @@ def _unread_kind(start: bytes) -> str:
 
 
 def _is_tar(start: bytes) -> bool:
-    """Check for a tar header by its checksum, because old headers lack magic bytes."""
+    """Check for a tar header by its checksum, because old headers have no magic bytes."""
     header = start[:512]
     octal = header[148:156].strip(b" \0")
     if len(header) < 512 or not octal:
@@ -282,7 +282,7 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
 
 @contextmanager
 def _bzip2(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Decompress bzip2. Its errors are OSErrors, which a caller would take for disk errors."""
+    """Decompress bzip2. Its errors are OSErrors, which a caller would mistake for disk errors."""
     try:
         with bz2.BZ2File(raw) as plain:
             yield cast(IO[bytes], plain)

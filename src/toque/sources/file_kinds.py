@@ -1,7 +1,7 @@
 """Choice of a reader for each source file by the file's content.
 
-In a folder with files of records, all other files (documentation, plain text, binary files) are
-skipped and reported. A folder with text files only is read as plain text.
+In a folder with record files, all other files (documentation, plain text, binary files) are skipped
+and reported. A folder with text files only is read as plain text.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ _OPENING = {b"}": b"{", b"]": b"["}
 
 
 class DamagedJsonError(ValueError):
-    """Text that is not JSON: nested too deeply, or with a word longer than any number."""
+    """Text that is not JSON, or is nested too deeply, or has a word longer than any number."""
 
 
 @dataclass(frozen=True)

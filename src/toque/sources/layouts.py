@@ -77,7 +77,7 @@ def read_records(
     """Read the records of a block and make examples of each.
 
     Args:
-        block: The block.
+        block: Block from the reader's `blocks`.
         make: Function that makes the examples of a record and counts repairs. It may return the
             reason for dropping the record.
         used: Names of the fields that `make` uses.

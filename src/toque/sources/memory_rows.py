@@ -1,4 +1,5 @@
-"""Files of the rows that a program passes in memory. Like any other source, they are then read.
+"""Files of the rows that a program passes in memory. These files are then read like any other
+source.
 
 The rows are written one by one as JSON lines, so they need little memory. The file name is a hash
 of the content, so equal rows are the same source and reuse its store.
@@ -45,7 +46,7 @@ def write_rows(
     """Write rows to a file in the store's folder, and return its path.
 
     Args:
-        data: The rows. A text becomes the row {"text": ...}.
+        data: Rows to write. A text becomes the row {"text": ...}.
         store: The folder of the store.
         name: The name of the argument with `data`, for errors.
         say: Function that reports unread data, such as an index.

@@ -75,7 +75,7 @@ Result = TypeVar("Result")
 
 
 class BucketError(ToqueError):
-    """A bucket refuses a request, does not respond, or lacks an object."""
+    """A bucket refuses a request, does not respond, or does not have an object."""
 
 
 class SourceBucketError(BucketError, DataError):
@@ -149,7 +149,7 @@ class Retry:
 
         Args:
             send: The request.
-            failures: Errors after which the request is retried. The last one is raised.
+            failures: Errors after which the request is retried. The last error is raised.
         """
         started = time.monotonic()
         attempt = 0

@@ -100,7 +100,7 @@ def list_sources(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
 
 
 def _has_hidden_part(file: RemoteFile, n_fixed_parts: int) -> bool:
-    """Check for a part that begins with a dot, after the address's parts without wildcards."""
+    """Check for a path component that begins with a dot, after the components without wildcards."""
     return any(part.startswith(".") for part in file.key.split("/")[n_fixed_parts:])
 
 
@@ -197,7 +197,7 @@ def _size_of(path: Path) -> int:
 
 @dataclass
 class _Session:
-    """Downloads of one call of `fetch`, and their counts. All threads share the session."""
+    """Downloads of one call to `fetch`, and their counts. All threads share the session."""
 
     bucket: Bucket
     cache: Path

@@ -34,7 +34,7 @@ class Best:
 
     @property
     def score(self) -> float:
-        """The value of `metric`."""
+        """Value of `metric`."""
         return self.loss if self.value is None else self.value
 
     def __str__(self) -> str:
@@ -248,7 +248,7 @@ class Callback:
         """Handle a warning for the user. The run continues."""
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Handle the end of a session. It follows every `on_fit_start`, also after an error."""
+        """Handle the end of a session. It follows every `on_fit_start`, even after an error."""
 
     def state_dict(self) -> State:
         """Return the state that a restart cannot recompute, as JSON."""

@@ -17,7 +17,7 @@ The decay by schedule:
 - inverse_sqrt: sqrt(warmup / max(warmup, m)), with a warmup of at least one update (Vaswani et al.
   2017, eq. 3, scaled to start at the peak).
 - wsd: 1 until the cooldown, which is the last part of the run, then linear to 0 (Hu et al. 2024,
-  arXiv 2404.06395, section 4.1). The linear cooldown is by Hägele et al. 2024 (arXiv 2405.18392).
+  arXiv 2404.06395, section 4.1). The linear cooldown is from Hägele et al. 2024 (arXiv 2405.18392).
 
 A run that is shorter than its warmup does not decay.
 """
@@ -177,7 +177,7 @@ def _one_update(warmup: Duration, totals: Mapping[str, float]) -> float:
 def _cooldown_share(
     optim: OptimConfig, length: Duration, totals: Mapping[str, float], warm_share: float
 ) -> float:
-    """Return the cooldown of wsd as a fraction of the run, at most the share after warmup."""
+    """Return the cooldown of wsd as a fraction of the run, at most the fraction after warmup."""
     cooldown = (optim.cooldown or Duration(20, "%")).in_minutes()
     share = _share_of_run(_resolve_percent(cooldown, length), totals)
     if share == 0.0:

@@ -109,9 +109,9 @@ def previous_resources(
 
     Args:
         run: The run folder.
-        checkpoint: The checkpoint that the session continues from.
-        machine: The facts on which new choices would depend.
-        rank: The rank of this process.
+        checkpoint: Checkpoint from which the session continues.
+        machine: Facts on which new choices would depend.
+        rank: Rank of this process.
 
     Returns:
         The choices, or None if they are missing or were made for other facts.

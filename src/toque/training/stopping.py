@@ -377,7 +377,7 @@ class TimeLimit(Callback):
         self._reached = float(state["reached"])
 
     def _seconds_left(self) -> float:
-        """Return the seconds for further updates."""
+        """Return the seconds left for further updates."""
         # Two held-out losses: one at the end of training and one of the best weights.
         evaluating = 2 * self.evaluating
         seconds_after = evaluating + self.texts + self.final_texts + self.ending

@@ -162,7 +162,7 @@ class AblationPlan:
 
     @property
     def runs(self) -> dict[str, Variant]:
-        """The variants to train, by key. Variants with equal settings share a run."""
+        """Variants to train, by key. Variants with equal settings share a run."""
         return {variant.key: variant for variant in self.variants}
 
     def for_store(self, fingerprint: str) -> AblationPlan:
@@ -189,7 +189,7 @@ class Result:
     """Last line of the log of a run that failed."""
 
     def measure(self, name: str) -> float | None:
-        """Return a measure of `COLUMNS`, or None if the run failed or did not record it."""
+        """Return a metric of `COLUMNS`, or None if the run failed or did not record it."""
         if self.code:
             return None
         if name == "peak_bytes":
@@ -559,7 +559,9 @@ def _result_file(out: Path, key: str) -> Path:
 
 
 def _read_result(out: Path, key: str) -> Result | None:
-    """Read the result of a completed run. A failed run is repeated, so it leaves no result."""
+    """Read the result of a completed run. A failed run has no result, because it will be
+    repeated.
+    """
     try:
         return Result(**json.loads(_result_file(out, key).read_text()))
     except (OSError, ValueError, TypeError):
@@ -590,7 +592,7 @@ def summarise(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, An
 def _estimate_effects(
     improvement: str, plan: AblationPlan, results: Mapping[str, Result]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Estimate the differences that an improvement makes, by comparison and measure."""
+    """Estimate the differences that an improvement makes, by comparison and metric."""
     comparisons = {
         "taken from all on": ("all on", f"all on, {improvement} off"),
         "added to all off": (f"all off, {improvement} on", "all off"),
@@ -606,9 +608,9 @@ def _estimate_effects(
 def _estimate_differences(
     with_results: Sequence[Result], without_results: Sequence[Result]
 ) -> dict[str, dict[str, Any]]:
-    """Estimate the difference of each measure over pairs of runs with the same seed.
+    """Estimate the difference in each metric over pairs of runs with the same seed.
 
-    A measure that no pair has is left out.
+    A metric that no pair has is left out.
     """
     differences = {}
     for measure in (column.measure for column in COLUMNS):

@@ -1,4 +1,6 @@
-"""Results of workflows: a trained run, a generated text, an answer. The module loads no torch."""
+"""Results of workflows: a trained run, a generated text, an answer. The module does not load
+torch.
+"""
 
 from __future__ import annotations
 

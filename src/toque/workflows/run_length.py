@@ -96,7 +96,7 @@ def find_length(
 ) -> Length:
     """Return the length of training, the same on every rank.
 
-    The time of the end is measured if a reporter displays it or the time is limited.
+    The duration of the run's end is measured if a reporter displays it or the time is limited.
 
     Args:
         config: Configuration of the run.
@@ -201,7 +201,7 @@ def predict_time(
     *,
     n_texts: int,
 ) -> TimeLeft | None:
-    """Predict the time of a run with `n_texts` final texts. None: nothing was measured."""
+    """Predict the time of a run with `n_texts` final texts. Return None if nothing was measured."""
     if length.after is None or update_seconds is None:
         return None
     stop = length.stop_after
@@ -233,7 +233,7 @@ def _measure_end(
     *,
     max_seconds: float,
 ) -> AfterTraining:
-    """Estimate the time of the end of a run from small measurements, which do not change the run.
+    """Estimate the duration of a run's end from small measurements, which do not change the run.
 
     A measurement that took `max_seconds` is not repeated.
     """
@@ -259,7 +259,7 @@ def _measure_end(
 
 
 def _measure_evaluation(evaluator: Evaluator, max_seconds: float) -> float:
-    """Estimate the seconds of a held-out loss from a few batches."""
+    """Estimate the seconds for a held-out loss from a few batches."""
     heldout, model = evaluator.heldout, evaluator.model
     rows = (
         heldout.rows_per_step.rows if heldout.rows_per_step else heldout.rows_per_batch
@@ -279,7 +279,9 @@ def _measure_evaluation(evaluator: Evaluator, max_seconds: float) -> float:
 
 
 def _measure_saving(config: RunConfig, model: nn.Module) -> float:
-    """Estimate the seconds of the last files from the time of a small file on the same disk."""
+    """Estimate the seconds for writing the last files from the time for a small file on the same
+    disk.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     n_bytes = sum(p.numel() * p.element_size() for p in trained)
     try:
@@ -321,10 +323,10 @@ def estimate_texts_seconds(
 def extrapolate_seconds(
     time_texts: Callable[[int], float], n_tokens: int, *, max_seconds: float = math.inf
 ) -> float:
-    """Estimate the seconds of texts with `n_tokens`, from the times of two short lengths.
+    """Estimate the seconds for texts with `n_tokens`, from the times for two short lengths.
 
-    The difference of the two times is free of the time to read the prompts. A measurement that took
-    `max_seconds` is not repeated.
+    The difference between the two times does not contain the time to read the prompts. A
+    measurement that took `max_seconds` is not repeated.
     """
     budget = min(_SHORT_SECONDS, max_seconds)
     few = shortest_time(

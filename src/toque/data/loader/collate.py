@@ -149,7 +149,7 @@ def encoder_decoder_batch(
     Args:
         examples: The token ids.
         rows: The store rows of each packed row. They must fit into it.
-        shape: Tokens per packed row on both sides.
+        shape: Number of tokens per packed row on both sides.
         pad_id: Id of the padding token.
         start_id: First input of the decoder.
         keys: Random keys of the examples in row order.
@@ -249,7 +249,9 @@ class _PackedSide:
         return np.repeat(np.repeat(keys, 2), self.spans) + self.positions()
 
     def segments(self) -> NDArray[np.int32]:
-        """Compute the segment of each token: its example's number in the row from 1, padding 0."""
+        """Compute each token's segment: the index from 1 of its example in the row, or 0 for
+        padding.
+        """
         return np.repeat(self._rows.segments, self.spans)
 
 

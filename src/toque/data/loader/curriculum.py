@@ -129,7 +129,7 @@ class StagedPlan:
 
         Args:
             curriculum: The `curriculum` section.
-            store: The store.
+            store: Store with the columns that the filters use.
             rows: Store rows to train on, [N].
             make_plan: Function of positions in `rows` and a seed that returns their plan.
             stop_after: The run's length.
@@ -169,7 +169,7 @@ class StagedPlan:
 
     @cached_property
     def updates(self) -> list[float]:
-        """Updates per stage. They are expected numbers, unless the run's length is in steps."""
+        """Updates per stage. The numbers are estimates, unless the run's length is in steps."""
         if self._is_in_steps:
             n_steps = self.run_length.amount
             bounds = [round(begin * n_steps) for begin in (*self.begins, 1.0)]
@@ -181,7 +181,7 @@ class StagedPlan:
 
     @cached_property
     def passes(self) -> list[float]:
-        """Passes of each stage over its examples."""
+        """Number of passes of each stage over its examples."""
         if self._is_in_steps:
             return [
                 updates / plan.updates_per_epoch()
@@ -209,7 +209,7 @@ class StagedPlan:
         return totals
 
     def describe(self, curriculum: CurriculumConfig) -> list[str]:
-        """Describe each stage in a line, with its examples and updates."""
+        """Describe each stage in one line, with its numbers of examples and updates."""
         about = "" if self._is_in_steps else "about "
         stages = zip(
             curriculum.stages, self.stages, self.passes, self.updates, strict=True

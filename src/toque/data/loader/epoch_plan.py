@@ -107,12 +107,12 @@ class EpochPlan:
 
     @property
     def n_drawn(self) -> int:
-        """Examples per epoch. A mixture may repeat examples."""
+        """Number of examples per epoch. A mixture may repeat examples."""
         return len(self.examples) if self.mixture is None else sum(self.mixture.draws)
 
     @property
     def n_tokens(self) -> float:
-        """Computed tokens per epoch. With a mixture, the number is an average."""
+        """Number of computed tokens per epoch. With a mixture, the number is an average."""
         lengths = self.source_lengths + self.target_lengths
         if self.mixture is None:
             return float(lengths.sum())
@@ -179,7 +179,7 @@ class EpochPlan:
         return [tuple(islice(ids_left, count)) for count in counts.tolist() if count]
 
     def _packed_window(self, epoch: int, window: int) -> Packed:
-        """Return a window from the cache. If it is missing, pack it, and maybe the next ones."""
+        """Return a window from the cache. If it is missing, pack it and possibly the next ones."""
         if (epoch, window) not in self._packed:
             n = self._count_to_pack(epoch, window)
             for number, packed in enumerate(self._pack(epoch, window, n), start=window):
@@ -318,7 +318,7 @@ class Mixture:
 
     @cached_property
     def draws(self) -> list[int]:
-        """Examples per epoch from each group. A group that is not empty gives at least one."""
+        """Number of examples per epoch from each group, at least one if the group is not empty."""
         return [
             max(1, round(weight * len(examples))) if len(examples) else 0
             for weight, examples in zip(self.weights, self.members, strict=True)
@@ -341,7 +341,7 @@ class Mixture:
         return examples
 
     def describe(self, data: DataConfig) -> str:
-        """Describe in a line the examples that an epoch takes from each source and task."""
+        """Describe in one line how many examples an epoch takes from each source and task."""
         has_tasks = bool(data.task_weights or data.task_temperature)
         tasks = (*data.task_names, "of no task") if has_tasks else ("",)
         has_sources = len(self.weights) > len(tasks)
@@ -381,7 +381,7 @@ def _weigh_groups(
 ) -> tuple[list[float], Positions]:
     """Compute the weight of each group, and the group of each of `rows`.
 
-    A group is a pair of a source and a task. Its number is source * number of tasks + task, and its
+    A group is a pair of a source and a task. Its index is source * number of tasks + task, and its
     weight is the product of both weights. The weights of a temperature depend on the counts of
     `train_rows`.
     """

@@ -40,7 +40,7 @@ class RowShape:
 
     @property
     def tokens(self) -> int:
-        """Computed tokens per row on both sides."""
+        """Number of computed tokens per row, on both sides together."""
         return self.source + self.target
 
 
@@ -56,7 +56,7 @@ class Placement:
 
     @property
     def n_rows(self) -> Ints:
-        """Rows per window, [windows]."""
+        """Number of rows per window, [windows]."""
         return np.asarray(self.rows.max(axis=1, initial=-1) + 1)
 
     def sort_by_row(self, row_order: Ints | None = None) -> tuple[Ints, Ints]:
@@ -67,7 +67,8 @@ class Placement:
                 ascending order.
 
         Returns:
-            Indices of the examples [windows, examples], and examples per row [windows, rows].
+            Indices of the examples [windows, examples], and number of examples per row [windows,
+            rows].
         """
         n_windows = len(self.rows)
         width = int(self.n_rows.max(initial=0))

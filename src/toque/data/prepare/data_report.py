@@ -143,7 +143,7 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceRows(msgspec.Struct, frozen=True):
-    """Rows in use of a source, with their tokens."""
+    """Number of rows in use of a source, and of their tokens."""
 
     source: int
     train: int
@@ -152,7 +152,7 @@ class SourceRows(msgspec.Struct, frozen=True):
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Statistics of the tokens per row on one side, over the rows in use."""
+    """Statistics of the number of tokens per row on one side, over the rows in use."""
 
     mean: float
     p50: int
@@ -173,7 +173,7 @@ class Lengths(msgspec.Struct, frozen=True):
 def is_of_another_encoding(
     read: int, dropped: Mapping[str, int], notes: Mapping[str, int]
 ) -> bool:
-    """Check if so many bytes are not UTF-8 that the files probably have an older encoding."""
+    """Check if so many bytes are invalid UTF-8 that the files probably have an older encoding."""
     n_damaged = dropped.get(NOT_UTF_8, 0)
     n_lost_bytes = notes.get(LOST_BYTES, 0)
     return n_damaged > _MAX_DAMAGED_RECORDS * read or n_lost_bytes > _MAX_DAMAGED_BYTES
@@ -250,11 +250,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> int:
-        """Records that were dropped, except beyond `max_examples`."""
+        """Number of records that were dropped, except those beyond `max_examples`."""
         return self.read - self.kept - self.dropped.get(BEYOND, 0)
 
     def describe_counts(self) -> str:
-        """Describe the counts of all records in a sentence."""
+        """Describe the counts of all records in one sentence."""
         beyond = self.dropped.get(BEYOND, 0)
         more = f", left {beyond:,} beyond max_examples" if beyond else ""
         return f"Read {self.read:,} records: kept {self.kept:,}, dropped {self.lost:,}{more}."
@@ -270,7 +270,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return read_json(folder / JSON_NAME, cls)
 
     def describe_split(self) -> str:
-        """Describe the split, and the texts that are on both sides of it."""
+        """Describe the split, and the texts that are in both training and validation."""
         return (
             f"Split: {self.split_rule}. The training examples also have the body of "
             f"{self.leaked_bodies:,} held-out examples, and the title of {self.leaked_titles:,}."
@@ -282,13 +282,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unknown_share(self) -> float:
-        """Fraction of the tokens of both sides that are unknown."""
+        """Fraction of unknown tokens, on both sides together."""
         sides = ("prompt_tokens", "target_tokens")
         n_tokens = sum(self.unknown.get(side, 0) for side in sides)
         return self._n_unknown / max(1, n_tokens)
 
     def unknown_notice(self) -> str | None:
-        """Describe many unknown tokens, with advice. None if there are few."""
+        """Describe a large number of unknown tokens, with advice. Return None if there are few."""
         if self.unknown_share < MIN_UNKNOWN:
             return None
         lost = ""
@@ -398,7 +398,7 @@ def column_reports(
 
 
 def source_rows(store: TokenStore, lengths: NDArray[np.int32]) -> list[SourceRows]:
-    """Count the rows and tokens of each source. `lengths` are the tokens of the rows in use."""
+    """Count the rows and tokens of each source. `lengths` are the tokens of each row in use."""
     source = store.column("source").astype(np.int64)
     n = int(source.max()) + 1 if len(source) else 0
     n_train, n_validation = (
@@ -434,7 +434,7 @@ def dropped_excerpts(
         store: The store, including the rows that are left out.
         codec: The store's codec.
         excerpts: Excerpts of records without rows.
-        reasons: Counts of the records that are left out with their rows, by reason.
+        reasons: Number of records that are left out with their rows, by reason.
     """
     left_out: list[Excerpt] = []
     if reasons:
@@ -467,7 +467,7 @@ def _decode_excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> E
 
 
 def _count_values(values: Floats, limit: int) -> dict[str, int] | None:
-    """Count the rows per value. None if a value is not a label, or more than `limit` differ.
+    """Count the rows per value. None if a value is not a label, or over `limit` values occur.
 
     A label is an integer from 0 to `_MAX_LABEL`.
     """

@@ -1,7 +1,7 @@
 """Deduplication and split of all rows of a store.
 
-The rows' keys and their order in the sources determine every choice. The split of a row depends on
-its key alone, so new recipes do not move other recipes.
+Every choice depends only on the keys of the rows and their order in the sources. The split of a row
+depends on its key alone, so new recipes do not move other recipes.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _hash_shingles(words: U64, lengths: Ints) -> NDArray[np.uint32]:
 def _min_hashes(shingles: NDArray[np.uint32], counts: Ints) -> Signatures:
     """Compute the signatures of texts from their concatenated shingles and counts [texts].
 
-    Each entry is the minimum of another hash function over the shingles of a text.
+    Each entry is the minimum of a different hash function over the shingles of a text.
     """
     starts = np.cumsum(counts) - counts
     minima = np.empty((len(counts), HASHES), np.uint16)
@@ -147,10 +147,10 @@ def _compare_with_heads(
     """Compare rows with the first row of their bucket, and unite the clusters of similar rows.
 
     Args:
-        signatures: The signatures, [records].
+        signatures: MinHash signatures, [records].
         first: First record of each record's cluster, [records]. This call changes it.
-        rows: The rows to compare, sorted by bucket.
-        bucket: The bucket of each row.
+        rows: Rows to compare, sorted by bucket.
+        bucket: Bucket of each row.
 
     Returns:
         The rows that are not similar to the first row, and their buckets.

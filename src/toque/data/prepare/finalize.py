@@ -282,7 +282,7 @@ class StoreFinalizer:
         return total
 
     def _count_cuts(self, in_use: Bools) -> dict[str, int]:
-        """Count the cut sides of the rows in use, and the tokens that they lost."""
+        """Count the cut sides of the rows in use, and the tokens that were cut."""
         cut: dict[str, int] = {}
         for side, name in LOST.items():
             lost = read_column(self.plan.store, self.shards, name)[in_use]
@@ -440,7 +440,7 @@ def _count_answers(store: TokenStore, codec: Codec, rows: Ints) -> Counts:
 
 
 def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
-    """Refuse a source with a larger fraction of unusable records than `max_bad_share`."""
+    """Refuse a source if its fraction of unusable records exceeds `max_bad_share`."""
     limit = plan.settings.max_bad_share
     for number in sorted({file.source for file in plan.files}):
         read = sum(b.read for s in shards for b in s.blocks if b.source == number)
@@ -489,7 +489,7 @@ def _count_dropped(
 
 
 def _schema(file: SourceFile) -> str:
-    """Find the schema of a file. "" if the file was removed or changed since it was read."""
+    """Return the schema of a file, or "" if the file was removed or changed since it was read."""
     with suppress(DataError):
         return file.reader.schema(file.path)
     return ""

@@ -4,8 +4,8 @@
     encoder-decoder   prompt ids + [eos]            target ids + [eos]
     conversations     text of the chat template, see `conversation_rows`
 
-The line break separates a prompt from its answer. A truncated target has no eos, which would teach
-the model to stop in the middle of a recipe.
+The line break separates a prompt from its answer. A truncated target has no eos, because an eos
+would teach the model to stop in the middle of a recipe.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ class ShardBuilder:
         self._reasons.update(dict.fromkeys(examples, reason))
 
     def _leave_out_overlong(self, examples: list[int], side: str, limit: int) -> bool:
-        """Leave out examples over a limit if `on_overlong` is drop, and return whether it is.
+        """Leave out examples over a limit if `on_overlong` is drop. Return True in this case.
 
         Raises:
             DataError: `on_overlong` is error.
@@ -397,7 +397,7 @@ def _kind_of(example: Example) -> str:
 
 
 def _row_key(example: Example, group: int) -> int:
-    """Compute the key that decides the split of a row. `group` is the number of its pieces' group.
+    """Compute the key that decides the split of a row. `group` is the index of its group of pieces.
 
     Pieces of a document in different groups may be in different splits.
     """
@@ -445,7 +445,7 @@ class TokenRows:
 
     @property
     def lengths(self) -> Ints:
-        """Tokens per row."""
+        """Number of tokens per row."""
         return np.diff(self.ends, prepend=0)
 
     def select(self, mask: Bools) -> TokenRows:
@@ -568,8 +568,8 @@ def pieces(
     shorter last piece is divided in the same proportion.
 
     Args:
-        ids: The document.
-        family_kind: The kind of model.
+        ids: Token ids of the document.
+        family_kind: Kind of the model.
         max_prompt: Largest number of tokens per prompt.
         max_target: Largest number of tokens per target.
         bos_id: Id of the begin token.

@@ -1,8 +1,8 @@
 """Shards: groups of blocks that workers parse, tokenise and write.
 
-A shard depends only on its group and the settings. `shard.json` marks it as complete, for a later
-start. Workers are local processes or actors of a Ray cluster. A single process reads the sources
-and sends blocks to the workers, so the memory depends on their number only.
+A shard depends only on its group and the settings. `shard.json` marks a complete shard, which a
+later start uses again. Workers are local processes or actors of a Ray cluster. A single process
+reads the sources and sends blocks to the workers, so the memory depends on their number only.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _GROUPS_PER_ACTOR = 2  # groups sent to a Ray actor: one in progress and one wai
 
 
 class ShardResult(msgspec.Struct):
-    """Content of `shard.json`: everything that completes a store, except the rows."""
+    """Content of `shard.json`: everything that is needed to complete a store, except the rows."""
 
     fingerprint: str
     group: int
@@ -173,7 +173,7 @@ class ShardWriter:
         return result
 
     def find_missing_folder(self) -> str:
-        """Return the store's folder that this machine does not have. "" if it has the store."""
+        """Return the store's folder if it is missing on this machine, or "" if it exists."""
         folder = self.store / "tokenizer"
         return "" if folder.is_dir() else str(folder)
 
@@ -271,7 +271,7 @@ class ShardWriting:
                 return
 
     def _count_different(self) -> int:
-        """Count the different rows of the complete groups, without held-out sources."""
+        """Count the distinct rows of the complete groups, without held-out sources."""
         settings = self.writer.settings
         if settings.dedup == "none" and settings.held_out_from is None:
             return self._n_rows
@@ -302,7 +302,7 @@ class ShardWriting:
         return is_first & is_new
 
     def _read_complete(self, number: int, blocks: list[Block]) -> ShardResult | None:
-        """Read the shard of an earlier start. None if it is incomplete or has other blocks."""
+        """Read an earlier start's shard. Return None if it is incomplete or has other blocks."""
         writer = self.writer
         result = read_json(shard_folder(writer.store, number) / SIDECAR, ShardResult)
         if (

@@ -327,7 +327,7 @@ def _ideal_limit(lengths: Lengths, usual: int, percentile: int, max_limit: int) 
 def _fit_context(
     prompt: int, target: int, settings: PrepareSettings, sides: Lengths
 ) -> tuple[int, int]:
-    """Lower the limits that are not set, so that both fit into the model's context length."""
+    """Lower the limits that are not set, so that their sum fits into the model's context length."""
     room = settings.room or 0
     if not sides.size:  # only documents, with prompts of one token
         if settings.max_target_tokens is None:
@@ -347,8 +347,9 @@ def _fit_context(
 def _fewest_cut(sides: Lengths, room: int) -> int:
     """Find the limit of prompts for which the fewest records are cut.
 
-    The limit of targets is the rest of `room`. If several limits cut equally few records, the
-    fewest cut targets decide, because a cut target loses its end, then the fewest lost tokens.
+    The limit of targets is the rest of `room`. If several limits cut equally few records, choose
+    the limit with the fewest cut targets, because a cut target loses its end, and then the limit
+    with the fewest cut tokens.
 
     >>> short_questions, long_questions = np.array([[9, 60], [400, 300]]), np.array([[400], [99]])
     >>> _fewest_cut(short_questions, 513), _fewest_cut(long_questions, 513)

@@ -94,7 +94,7 @@ class PrepareSettings:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Limits of prompt and target. Both must be set."""
+        """Limits of prompt and target, in tokens. Both must be set."""
         assert self.max_prompt_tokens is not None and self.max_target_tokens is not None  # noqa: PT018
         return self.max_prompt_tokens, self.max_target_tokens
 
@@ -124,7 +124,7 @@ class PrepareSettings:
 
     @property
     def trained_vocab_size(self) -> int | None:
-        """Vocabulary size of the tokenizer to train. None if the tokenizer exists already."""
+        """Vocabulary size of the tokenizer to train. None if the tokenizer already exists."""
         if not self.tokenizer.startswith(TRAINED):
             return None
         return int(self.tokenizer.removeprefix(TRAINED))
@@ -148,7 +148,7 @@ class StorePlan:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Reasons for files of the sources that are not read, by file name."""
+        """Reasons why files of the sources are not read, by file name."""
         reasons: dict[str, str] = {}
         for source in self.sources:
             reasons |= source.left_out

@@ -118,7 +118,7 @@ class ChatTemplate:
 
         Raises:
             DataError: The template refuses the messages, or does not write one of their fields. It
-                may leave out the reasoning of earlier answers.
+                may omit the reasoning of earlier answers.
         """
         return self._thread.submit(self._encode_prompt, turns)
 
@@ -142,14 +142,14 @@ class ChatTemplate:
     def conversation(self, turns: Sequence[Turn], *, last: bool) -> Conversation | str:
         """Encode a conversation that ends with an answer.
 
-        Some templates leave the reasoning out of earlier answers. This is allowed if only the last
+        Some templates omit the reasoning of earlier answers. This is allowed if only the last
         answer has a loss. Some templates write special tokens and blanks only after the last turn.
         This is always allowed.
 
         Do not call this method and `ids` at the same time, because both use the same child.
 
         Args:
-            turns: The turns.
+            turns: Turns of the conversation.
             last: Whether only the last answer has a loss.
 
         Returns:
@@ -432,7 +432,7 @@ def _render_conversation(
         answers: Indices of the turns to find. If None, render the prompt for the next answer.
 
     Returns:
-        The text, the unwritten fields, and a span for each answer, see `_answer_span`.
+        The text, the fields missing from it, and a span for each answer, see `_answer_span`.
     """
     turns = request.pop("conversations")[0]
 
@@ -508,7 +508,7 @@ def _unwritten_fields(
     """List the fields with a value that do not change the text of the turns."""
 
     def is_written(fields: list[Field]) -> bool:
-        """Check if the text changes without these fields."""
+        """Check if the text changes when these fields are removed."""
         try:
             return text_of(_remove_fields(turns, fields)) != text
         except Exception:  # the template needs the field  # noqa: BLE001

@@ -70,11 +70,11 @@ class WordTable:
     without the cache.
 
     Args:
-        rewriter: The rewriter of the tokenizer.
+        rewriter: Rewriter of the tokenizer.
         kind: "sentencepiece" drops spaces and begins each word with "▁" (T5). "byte-level" keeps
             the space before a word (GPT-2, NeoX).
         break_id: Id of the line-break marker. None means that the vocabulary has "\n".
-        vocab_size: The number of entries of the vocabulary.
+        vocab_size: Number of entries in the vocabulary.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ def in_bf16(tensor: Tensor) -> bool:
 def joint_linear(
     owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]
 ) -> Tensor:
-    """Compute several plain layers of `owner` by one matmul: [..., I] to [..., sum of O] bf16."""
+    """Compute several plain layers of `owner` with one matmul: [..., I] to [..., sum of O] bf16."""
     weights = [layer.weight for layer in layers]
     copy = _cached_copy(owner, _COPY, weights, sum(map(len, weights)))
     return _multiply(values, copy, None, weights)

@@ -302,7 +302,7 @@ def _dropout_score_mod(
 
 
 def _select_kernel(query: Tensor, bias: Tensor | None) -> Callable[..., Any]:
-    """Return the function that computes `flex_attention` for a query's device."""
+    """Return the function that computes `flex_attention` on the device of a query."""
     if query.device.type == "cpu":
         is_outline = kind_of(query) != "cpu"
         return partial(kernel_shapes, bias=bias) if is_outline else reference
@@ -562,7 +562,7 @@ def _largest_error(
 
 
 def _sample_segments(length: int) -> Tensor:
-    """Build segment numbers [2, length] of examples with edges inside and between blocks."""
+    """Build segment numbers [2, length] for examples with edges inside and between blocks."""
     segments = torch.zeros(2, length, dtype=torch.int32)
     for row, ends in enumerate(((70, 200, 310), (250, 256, 320))):
         starts = (0, *ends[:-1])

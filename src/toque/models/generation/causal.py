@@ -84,7 +84,7 @@ class CausalDecoding:
         return hidden[:, 0]
 
     def drop(self, row: int) -> None:
-        """Remove a row. The last live row gets its number."""
+        """Remove a row. The last live row takes its index."""
         self.cache.drop(row)
         self.positions[row] = self.positions[-1]
         self.positions.pop()

@@ -45,7 +45,7 @@ def _extend_to_tiles(columns: slice) -> slice:
 
 
 def _tile_numbers(columns: slice) -> slice:
-    """Return the numbers of all tiles in a range of columns: slice(1, 3) for slice(40, 65)."""
+    """Return the indices of all tiles in a range of columns: slice(1, 3) for slice(40, 65)."""
     return slice(columns.start // TILE, -(-columns.stop // TILE))
 
 
@@ -132,8 +132,8 @@ class Gather:
     """Tiles that the first n rows of a cache read in a step, for all layers.
 
     Args:
-        columns: Columns of the window.
-        used: Columns of each row. The mask hides other columns of their tiles.
+        columns: Range of the window's columns.
+        used: Range of columns that each row reads. The mask hides other columns of their tiles.
     """
 
     def __init__(self, columns: slice, used: Sequence[slice]) -> None:

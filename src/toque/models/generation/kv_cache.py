@@ -68,7 +68,7 @@ def uses_gathered_attention(core: PreTrainedModel) -> bool:
 
 
 def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
-    """Return the decoder's numbers of layers and key-value heads, and its head size."""
+    """Return the number of layers and of key-value heads of the decoder, and its head size."""
     config = core.config
     if family_of(config).is_encoder_decoder:
         return config.num_decoder_layers, config.num_heads, config.d_kv
@@ -282,9 +282,9 @@ class KVCache:
     """Keys and values of every layer for the live rows. The first row allocates memory.
 
     Args:
-        shape: Numbers of layers and key-value heads, and the head size.
+        shape: Number of layers, number of key-value heads, and head size.
         rows: Maximum number of rows.
-        columns: Columns of the longest row, if known. A buffer that grows is copied.
+        columns: Number of columns of the longest row, if known. A buffer that grows is copied.
         dtype: Precision of keys and values.
         device: Device of the masks.
         devices: Device of each layer; `device` by default.

@@ -128,7 +128,7 @@ class LiveRows:
     """Batch of a model in evaluation mode with packed matmuls (`packed_products.py`).
 
     Args:
-        core: The model.
+        core: Model without its output head.
         rows: Maximum number of rows.
         columns: Length of the longest row, in tokens. For a decoder-only model, it includes the
             prompt.
@@ -243,7 +243,7 @@ class LiveRows:
             self._drop(orders.index(order))
 
     def _drop(self, index: int) -> None:
-        """Remove a row. The last live row gets its number."""
+        """Remove a row. The last live row takes its index."""
         self._decoding.drop(index)
         self._rows[index] = self._rows[-1]
         self._rows.pop()

@@ -150,7 +150,7 @@ class T5Decoding:
         return bias
 
     def drop(self, row: int) -> None:
-        """Remove a row. The last live row gets its number."""
+        """Remove a row. The last live row takes its index."""
         self.cache.drop(row)
         self.sources.drop(row)
         self._source_windows = []

@@ -210,7 +210,7 @@ def _round_weights(model: PreTrainedModel, kind: str) -> list[str]:
 
 
 def _erase_weights(model: PreTrainedModel) -> None:
-    """Set all weights to NaN, so that a weight that the file lacks changes the tokens."""
+    """Set all weights to NaN, so that a weight that is missing from the file changes the tokens."""
     for weight in model.parameters():
         weight.detach().fill_(float("nan"))
     if (frequencies := rotary_frequencies(model)) is not None:
@@ -239,8 +239,8 @@ def write_gguf(
     """Write a model on the CPU, without output scale, and its training tokenizer to a file.
 
     Args:
-        model: The model.
-        path: The file.
+        model: Model to write.
+        path: Path of the file.
         name: Name of the model in the file.
         kind: Key of `TYPES`.
         tokenizer_json: The training tokenizer.

@@ -74,7 +74,7 @@ def save_model(
     scaling from that flag.
 
     Args:
-        model: The model.
+        model: Model to write.
         codec_folder: Source of the tokenizer files.
         folder: Destination.
         card: Text of README.md.

@@ -62,7 +62,7 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
     """Check the entries of a config.json, and the number of weights in the files if it is given.
 
     Raises:
-        CheckpointError: A size or share is impossible, or the files have too few weights.
+        CheckpointError: A size or probability is impossible, or the files have too few weights.
     """
     if raw.get("quantization_config") is not None:
         raise CheckpointError(

@@ -166,7 +166,7 @@ class QuantisedLinear(nn.Module):
         return {"codes": codes, "constants": sum(sizes.values())}
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as nn.Linear calls it
-        """Compute [..., I] to [..., O] in autocast's precision, or in the input's precision."""
+        """Map [..., I] to [..., O] in autocast's precision, or in the input's precision."""
         device_type = input.device.type
         dtype = input.dtype
         if torch.is_autocast_enabled(device_type):

@@ -1,7 +1,7 @@
 """Checks of a launch by Hugging Face Accelerate: missing processes and unsupported settings.
 
 Accelerate's launcher sets environment variables (accelerate/utils/launch.py). On a CPU it starts a
-single process, whatever number is requested, unless MPI starts the processes.
+single process, regardless of the requested number, unless MPI starts the processes.
 """
 
 from __future__ import annotations

@@ -237,10 +237,10 @@ class Ranks:
         """Check that all ranks have the same step, data position and weights.
 
         Args:
-            when: The point of the run, for the message, e.g. "before a save".
+            when: Point in the run, for the message, e.g. "before a save".
             sharing: Model on which the ranks work together.
-            progress: The progress of this rank.
-            cursor: The data position of this rank.
+            progress: Progress of this rank.
+            cursor: Data position of this rank.
 
         Raises:
             CheckpointError: The ranks differ.

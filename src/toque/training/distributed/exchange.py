@@ -72,8 +72,7 @@ def groups_of(model: nn.Module, ranks: int, dtype: torch.dtype) -> list[Gathered
 
 
 def _padded_size(parameter: nn.Parameter, ranks: int) -> int:
-    """Count the elements of a parameter after its first dimension is padded for the ranks.
-    """
+    """Count a parameter's elements after its first dimension is padded for the ranks."""
     length = len(parameter)
     padded_length = -(-length // ranks) * ranks  # the next multiple of the ranks
     return padded_length * (parameter.numel() // length)

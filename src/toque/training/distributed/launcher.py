@@ -40,7 +40,7 @@ def launch(
     """Start the ranks, wait for them, and restart all of them if one is lost.
 
     Args:
-        command: The command of every rank.
+        command: Command that every rank runs.
         gpus: Number of ranks.
         restarts: Maximum number of restarts.
         say: Function that prints a message.

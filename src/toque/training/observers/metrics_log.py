@@ -99,7 +99,7 @@ class StepWindow:
 
     @property
     def pad_fraction(self) -> float:
-        """Padding as a fraction of the computed tokens."""
+        """Fraction of the computed tokens that is padding."""
         return 1.0 - self.n_tokens / self.n_computed if self.n_computed else 0.0
 
     @property
@@ -117,12 +117,12 @@ class StepWindow:
 
     @property
     def data_wait_seconds(self) -> float:
-        """Seconds of waiting for batches."""
+        """Seconds spent waiting for batches."""
         return self.parts.get("data_wait", 0.0)
 
     @property
     def waiting_share(self) -> float:
-        """Waiting for data as a fraction of the time."""
+        """Fraction of the time spent waiting for data."""
         return self.data_wait_seconds / self.seconds if self.seconds > 0 else 0.0
 
     def utilisation(

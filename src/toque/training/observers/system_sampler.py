@@ -130,7 +130,7 @@ class Host:
 
 
 def _thread_delays(before: _Counters, now: _Counters) -> dict[str, float]:
-    """Return the longest wait for a core, and the time that the main thread slept."""
+    """Return the longest wait for a core, and the time for which the main thread slept."""
     if not before.schedules or not now.schedules:
         return {}
     waits = []
@@ -169,7 +169,9 @@ def _read_schedules() -> dict[str, _Schedule]:
 
 
 def _read_totals() -> dict[str, float]:
-    """Return the totals since the system started. Totals that the system lacks are left out."""
+    """Return the totals since the system started. Totals that the system does not have are left
+    out.
+    """
     totals: dict[str, float] = {
         "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     }

@@ -1,4 +1,4 @@
-"""Bridge from a Toque run to callbacks of transformers' Trainer.
+"""Bridge from a Toque run to callbacks for transformers' Trainer.
 
 The callback receives transformers' `TrainerState`, and losses have Trainer's names. Its arguments
 are a plain namespace with the most common fields of `TrainingArguments`. A callback that reads

@@ -260,9 +260,9 @@ class Watchers:
             observe: Settings of the section `observe`.
             foreign: Code that the configuration names and that is not trusted.
             user_objects: Callbacks in addition to observe.callbacks.
-            run: The run folder.
-            settings: The entire configuration, for trackers.
-            scores: The names of the recipe scores.
+            run: Run folder.
+            settings: Entire configuration, for trackers.
+            scores: Names of the recipe scores.
             bridge: Function that adapts other kinds of callbacks to these methods.
 
         Raises:

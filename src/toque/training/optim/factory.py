@@ -394,11 +394,11 @@ def load_optimizer_tensors(
     """Load the state that `optimizer_tensors` returned.
 
     Args:
-        optimizer: The optimizer, with any state.
-        model: The model of the optimizer's parameters.
-        tensors: The state by parameter name and entry.
+        optimizer: Optimizer, with any state.
+        model: Model with the optimizer's parameters.
+        tensors: State by parameter name and entry.
         where: The checkpoint, for messages.
-        steps: The number of updates so far, if known. A larger count in the state is an error.
+        steps: Number of updates so far, if known. A larger count in the state is an error.
 
     Raises:
         CheckpointError: The state belongs to another model or optimizer, or its values are
@@ -450,7 +450,7 @@ def _list_differences(
     *,
     steps: int | None,
 ) -> list[str]:
-    """Describe how `tensors` differ from the `expected` state after at most `steps` updates."""
+    """Describe how `tensors` differ from the state `expected` after at most `steps` updates."""
     unknown = tensors.keys() - expected.keys()
     differences = [f"{key} is unknown to the optimizer" for key in unknown]
     for key in expected.keys() - tensors.keys():
@@ -470,7 +470,7 @@ def _list_differences(
 
 
 def _find_impossible_value(entry: str, value: Tensor, steps: int | None) -> str | None:
-    """Describe why no run of `steps` updates has this value of a state entry, if so."""
+    """Describe why no run of `steps` updates can have this value of a state entry, if so."""
     if entry == "step":
         max_steps = math.inf if steps is None else steps
         count = float(value)

@@ -119,7 +119,7 @@ class WithAdamW(torch.optim.Optimizer):
         self.inner.state = self.adamw.state = self.state
 
     def part_for(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
-        """Return the one of the two optimizers that updates `parameter`."""
+        """Return the optimizer that updates `parameter`."""
         for group in self.inner.param_groups:
             if any(parameter is p for p in group["params"]):
                 return self.inner

@@ -84,7 +84,7 @@ class FaultTests:
 
     @property
     def _save_every(self) -> int:
-        """Steps between two saves."""
+        """Number of steps between two saves."""
         return self.steps // SAVES
 
     @property

@@ -265,7 +265,7 @@ def training_update(
     runtime: Runtime,
     smoothing: float,
 ) -> LossAndGradient:
-    """Compute an update, or one rank's share of it, with `Trainer.step` at a rate of 0."""
+    """Compute an update, or one rank's part of it, with `Trainer.step` at a learning rate of 0."""
     gradient: Gradient = {}
 
     def copy_gradient(*_: object) -> None:

@@ -82,7 +82,7 @@ def measure_base(
     Args:
         config: Configuration with the base model.
         sources: The sources of the data.
-        example: The mean tokens per example, if known.
+        example: Mean number of tokens per example, if known.
 
     Raises:
         ConfigError: The model cannot be read, or cannot be trained on these data.
@@ -117,7 +117,7 @@ def _measure_with_template(
 ) -> tuple[_Lengths, str]:
     """Measure the lengths with the base's chat template, or with headings if it is unusable.
 
-    Return also the line of `data.chat_template` for conversations.
+    Also return the line of `data.chat_template` for conversations.
     """
     has_conversations = any(isinstance(s.reader, ConversationReader) for s in sources)
     measure = partial(

@@ -418,7 +418,7 @@ def choose_size(
     """Choose the best size by the speed of this machine.
 
     Args:
-        text: Bytes of all texts. 0: unknown.
+        text: Number of bytes in all texts, or 0 if it is unknown.
         records: Number of texts. 0: unknown.
         total: Time of the entire run.
         tokenizer: Tokenizer of the model.

@@ -121,7 +121,7 @@ def kinds_of(survey: Survey) -> set[str]:
 
 
 def total_tokens(survey: Survey) -> int:
-    """Return the estimated tokens of all sources that were read."""
+    """Return the estimated number of tokens in all sources that were read."""
     return sum(source.tokens for source in survey)
 
 
@@ -240,7 +240,7 @@ def _survey_source(source: Source) -> SurveyedSource:
 def _read_start(
     files: Sequence[SourceFile], sizes: Sequence[float]
 ) -> tuple[_Start, bool]:
-    """Read the first `_LOOK_BYTES`. Return also whether these are all bytes."""
+    """Read the first `_LOOK_BYTES`. Also return whether these are all bytes."""
     start = _Start()
     blocks = ((file, size, block) for file, size in zip(files, sizes, strict=True)
               for block in blocks_of(file))  # fmt: skip

@@ -136,7 +136,7 @@ def _make_scratch_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _random_texts(characters: float) -> list[str]:
-    """Return texts of about `characters` characters, the same texts each time."""
+    """Return texts of about `characters` characters. Every call returns the same texts."""
     rng = random.Random(17)  # a fixed seed, so that measurements are comparable
     words = ["".join(rng.choices(_LETTERS, k=rng.randint(2, 9))) for _ in range(_WORDS)]
     n_words = max(2, round(characters / _LETTERS_PER_WORD))

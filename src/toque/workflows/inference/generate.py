@@ -321,7 +321,7 @@ def _generate_batch(
     on_text: OnText | None,
     reporter: Reporter,
 ) -> list[Written]:
-    """Generate the texts of a batch. Report them with numbers from `first`."""
+    """Generate the texts of a batch. Report them with indices from `first`."""
     chooses = request.best.n > 1
     on_token = None
     if on_text is not None and not chooses:
