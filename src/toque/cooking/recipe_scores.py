@@ -238,7 +238,7 @@ _SENTENCE_ENDS = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
 def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
     """Compute the fraction of ingredients with a head noun in the text, singular or plural.
 
-    The share is 1.0 without ingredients.
+    The fraction is 1.0 without ingredients.
     """
     if not ingredients:
         return 1.0

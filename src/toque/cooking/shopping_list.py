@@ -119,7 +119,7 @@ _MAX_ERROR = 0.05
 
 
 class _Step(NamedTuple):
-    """Unit of a series of units that are multiples of the first one."""
+    """Unit in a series of units that are multiples of the first unit."""
 
     unit: str
     size: float

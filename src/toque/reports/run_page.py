@@ -254,9 +254,7 @@ def _show_texts(
 
 
 def _fold_texts(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
-    """Show the texts for a prompt, the newest first. From many texts, select some at equal
-    distances.
-    """
+    """Show the texts for a prompt, the newest first. Select from many texts at even intervals."""
     distance = max(1, math.ceil(len(samples) / _MAX_TEXTS))
     texts = []
     for sample in samples[::-1][::distance]:

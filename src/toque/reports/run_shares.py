@@ -250,9 +250,7 @@ def _sum_parts(events: Iterable[Event]) -> dict[str, float]:
 
 
 def _late_compiling(steps: Sequence[Event]) -> float:
-    """Return the fraction of the time of the second half of the updates that was spent
-    compiling.
-    """
+    """Return the fraction of the time spent compiling in the second half of the updates."""
     if len(steps) < 2:
         return 0.0
     parts = _sum_parts(steps[len(steps) // 2 :])

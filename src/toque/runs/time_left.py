@@ -143,9 +143,7 @@ class TimeLeft:
         return seconds * (1.0 - self.stop_after.fraction(at))
 
     def _pace(self, at: Progress) -> float:
-        """Return the ratio of measured to forecast seconds. The ratio also applies to
-        evaluations.
-        """
+        """Return the ratio of measured to forecast seconds, which also applies to evaluations."""
         measured = self._measured_seconds(at)
         if measured is None or not self.training_seconds:
             return 1.0

@@ -36,9 +36,9 @@ _log = logging.getLogger("toque.serving")
 class _Text:
     """One text of a request while it is generated.
 
-    The end of the text is held back until more tokens arrive if it may become a stop string. If the
-    text begins with its prompt, its tokens include the end token, because a client that reads the
-    prompt's log-probabilities (lm-eval) treats the last token as the generated token.
+    If the end of the text may become a stop string, it is sent only when more tokens have arrived.
+    If the text begins with its prompt, its tokens include the end token, because a client that
+    reads the prompt's log-probabilities (lm-eval) treats the last token as the generated token.
     """
 
     def __init__(

@@ -154,9 +154,7 @@ def _dialect_with(
 
 
 def _unique_names(names: list[str]) -> tuple[str, ...]:
-    """Add the column number to all equal names except the last, which takes precedence as in
-    JSON.
-    """
+    """Add the column number to all equal names except the last, which counts, as in JSON."""
     last_index = {name: i for i, name in enumerate(names)}
     return tuple(
         name if last_index[name] == i else f"{name} (column {i + 1})"

@@ -1,5 +1,4 @@
-"""Files of the rows that a program passes in memory. These files are then read like any other
-source.
+"""Files with the rows that a program passes in memory. They are read like any other source.
 
 The rows are written one by one as JSON lines, so they need little memory. The file name is a hash
 of the content, so equal rows are the same source and reuse its store.

@@ -559,9 +559,7 @@ def _result_file(out: Path, key: str) -> Path:
 
 
 def _read_result(out: Path, key: str) -> Result | None:
-    """Read the result of a completed run. A failed run has no result, because it will be
-    repeated.
-    """
+    """Read the result of a completed run. A failed run has no result, so that it is repeated."""
     try:
         return Result(**json.loads(_result_file(out, key).read_text()))
     except (OSError, ValueError, TypeError):

@@ -92,7 +92,7 @@ def line_facts(text: str) -> LineFacts:
 def _eaten_grams(line: IngredientLine, food: Food) -> tuple[float, bool]:
     """Return the eaten grams of a food. Also return whether it may be fat for frying.
 
-    If the line of much fat does not mention frying, only the steps show whether it is for frying.
+    If a line with much fat does not mention frying, only the steps show whether it is for frying.
     """
     grams = grams_of(line, food) or 0.0
     is_much_fat = food.per_100_g[_FAT] >= _PURE_FAT and grams > _FRYING_FAT_G

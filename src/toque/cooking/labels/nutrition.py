@@ -267,7 +267,7 @@ def _unmeasured_grams(line: LineFacts) -> float:
 
 
 def _reduce_frying_fat(line: LineFacts) -> LineFacts:
-    """Reduce frying fat to its absorbed share. Return any other line unchanged."""
+    """Reduce frying fat to the fraction that is absorbed. Return any other line unchanged."""
     if not line.is_frying_fat or line.food is None:
         return line
     grams = TAKEN_UP * line.grams

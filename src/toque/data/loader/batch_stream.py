@@ -47,7 +47,7 @@ SHAPE_SAMPLE = 2048
 
 @dataclass(frozen=True)
 class Step:
-    """Batch of an update, with the update's counts."""
+    """Batch of an update, and the update's counts."""
 
     batch: Batch  # rows of this rank
     cursor: Cursor  # cursor of the next update
@@ -102,14 +102,14 @@ class BatchStream:
         """Create the stream of training batches from a store for a model.
 
         Args:
-            config: The run's configuration.
-            store: The store.
-            model: The model's configuration.
-            context_length: The model's context length in tokens. None means no limit.
+            config: Configuration of the run.
+            store: Store with the training examples.
+            model: Configuration of the model.
+            context_length: Context length of the model in tokens. None means no limit.
             spans: Span corruption of the texts. It replaces `varied`.
             varied: Augmented examples.
-            rank: The rank of this process.
-            world_size: The number of ranks.
+            rank: Rank of this process.
+            world_size: Number of ranks.
 
         Raises:
             ConfigError: The store has no training example, or its examples are too long.
@@ -255,7 +255,7 @@ def _size_updates(batch: Duration, shape: RowShape) -> tuple[int | None, int]:
 def example_keys(ids: Ints) -> Ints:
     """Compute a random key for each example of an update, int64 [examples].
 
-    A key depends on the store row and on the number of its earlier occurrences in the update.
+    A key depends on the store row and on how often the row has already occurred in the update.
 
     >>> len({*example_keys(np.array([5, 8, 5])).tolist()})
     3
@@ -274,7 +274,7 @@ def usual_rows(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class ExampleLengths:
-    """Computed tokens per example. For a decoder, the target includes the prompt."""
+    """Number of computed tokens per example. For a decoder, the target includes the prompt."""
 
     source: Ints  # [examples] tokens of the encoder; 0 for a decoder
     target: Ints  # [examples] tokens of the decoder
@@ -410,10 +410,11 @@ class Prefetch:
     Leaving the context stops the threads.
 
     Args:
-        batches: The stream of batches.
-        cursor: The cursor of the first update.
-        depth: Updates to prepare ahead. Each reader after the first adds one. 0 prepares none.
-        feed: The feed that copies batches to a GPU. None means that batches stay in main memory.
+        batches: Stream of batches.
+        cursor: Cursor of the first update.
+        depth: Number of updates to prepare ahead. Each reader after the first adds one. 0 prepares
+            none.
+        feed: Feed that copies batches to a GPU. None means that batches stay in host memory.
     """
 
     def __init__(

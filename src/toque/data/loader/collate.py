@@ -50,7 +50,7 @@ def decoder_batch(
     Args:
         examples: The token ids.
         rows: The store rows of each packed row. They must fit into it.
-        length: Tokens per packed row.
+        length: Number of tokens per packed row.
         pad_id: Id of the padding token.
         store: Store with the spans of conversations that have no loss. None: every target token
             has a loss.
@@ -93,10 +93,10 @@ def _decoder_labels(
     """Compute the label of each input token: the next token of a target, or IGNORE.
 
     Args:
-        tokens: The input tokens of all rows.
-        side: The positions of the examples.
+        tokens: Input tokens of all rows.
+        side: Positions of the examples.
         first_label: Index of each example's first token with a label, [examples].
-        last_targets: The last target token of each example, [examples].
+        last_targets: Last target token of each example, [examples].
     """
     lengths = side.lengths
     labels = np.full(tokens.shape, IGNORE, np.int64)
@@ -249,9 +249,7 @@ class _PackedSide:
         return np.repeat(np.repeat(keys, 2), self.spans) + self.positions()
 
     def segments(self) -> NDArray[np.int32]:
-        """Compute each token's segment: the index from 1 of its example in the row, or 0 for
-        padding.
-        """
+        """Compute each token's segment: its example's index in the row from 1, or 0 for padding."""
         return np.repeat(self._rows.segments, self.spans)
 
 

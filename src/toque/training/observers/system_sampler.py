@@ -169,9 +169,7 @@ def _read_schedules() -> dict[str, _Schedule]:
 
 
 def _read_totals() -> dict[str, float]:
-    """Return the totals since the system started. Totals that the system does not have are left
-    out.
-    """
+    """Return the totals since the system started. Totals that are not available are omitted."""
     totals: dict[str, float] = {
         "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     }

@@ -97,9 +97,7 @@ def _has_logged(run: Path, began: float) -> bool:
 
 
 def _activity(run: Path, began: float) -> str:
-    """Return the activity of a killed session at the time of its kill. `begin` is the session's
-    start.
-    """
+    """Describe the activity of a session at its kill. The session began at the time `began`."""
     if not _has_logged(run, began):
         return "starting"
     if any(path.stat().st_mtime >= began for path in run.glob("*/temp-*")):

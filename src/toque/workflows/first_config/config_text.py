@@ -264,9 +264,7 @@ def _count_affordable_texts(survey: Survey, plan: Plan) -> tuple[int, int]:
 
 
 def _comment_on_time(fits: bool) -> str:  # noqa: FBT001 - the name is the argument
-    """Return the end of a comment on a number. `fits` is whether it fits into its share of the
-    time.
-    """
+    """Return the end of a comment on a number: whether it `fits` into its share of the time."""
     if fits:
         return f": at most {EVALUATING:.0%} of the time"
     return f", the useful minimum: more than {EVALUATING:.0%} of the time"
