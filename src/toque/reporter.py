@@ -81,7 +81,7 @@ def counting(reporter: Reporter, doing: str, things: str) -> Iterator[Count]:
         if share is None:
             reporter.progress(text, done=done, total=total)
         else:
-            # Progress is counted in whole units, so a share is converted to thousandths.
+            # Progress is counted in whole units, so a fraction is converted to thousandths.
             reporter.progress(text, done=round(1000 * share), total=1000)
 
     try:

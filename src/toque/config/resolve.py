@@ -322,7 +322,7 @@ def _read(name: str) -> Document:
         return _parse(text, f"presets/{name}.yaml")
 
     try:
-        with named_path(name).open("rb") as file:  # also a pipe of the shell
+        with named_path(name).open("rb") as file:  # also a pipe created by the shell
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(

@@ -96,7 +96,7 @@ def text_metrics(
     all_scores: dict[str, float | None] = {}
     if requested:
         all_scores["ingredient_coverage"] = ingredient_coverage(requested, text)
-        if len(requested) < MAX_PROMPT_INGREDIENTS:  # a longer list was truncated
+        if len(requested) < MAX_PROMPT_INGREDIENTS:  # otherwise it was truncated
             all_scores["hallucinated_ingredients"] = hallucinated_ingredients(
                 requested, recipe
             )

@@ -423,7 +423,7 @@ def _compare_measures(
         if interval is None:
             continue
 
-        # Both scores are over the texts to which the measure applies in both runs.
+        # Both scores are over the texts to which the metric applies in both runs.
         is_compared = (first_measure.applies & other_measure.applies)[:, None]
         first_score, other_score = (
             float(measure.score((measure.values * is_compared).sum(axis=0)))

@@ -188,7 +188,7 @@ def _y_scale(series: Sequence[Series], frame: Frame, *, from_zero: bool) -> Scal
     if from_zero:
         lowest = min(0.0, lowest)
     highest = max(ys)
-    # Lines of a constant value have a margin of a tenth of it. Lines of 0 have a margin of 1.
+    # Lines with a constant value have a margin of a tenth of it. Lines at 0 have a margin of 1.
     margin = (highest - lowest) * 0.04 or abs(highest) * 0.1 or 1.0
     floor = lowest if from_zero and lowest == 0 else lowest - margin
     return Scale(floor, highest + margin, frame.height - _BOTTOM, _TOP)

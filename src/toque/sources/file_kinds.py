@@ -32,7 +32,7 @@ from toque.sources.token_arrays import TokenReader, is_array_file
 DOCUMENTATION = "documentation"
 NO_TEXT = "no text, such as a picture"
 PLAIN_TEXT = "plain text beside files of records"
-_MAX_SHOWN = 5  # reported names of skipped files per reason
+_MAX_SHOWN = 5  # maximum number of skipped files to report per reason
 ReaderFor = Callable[..., RecordReader]
 """Function (columns, encoding=...) that returns the domain's reader of files with these columns.
 

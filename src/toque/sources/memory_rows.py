@@ -30,8 +30,8 @@ _NEW = re.compile(
     r"\.?new-(.+)-([0-9]+)(\.[0-9a-f]{8})?\.jsonl(\.[0-9a-f]{16}\.partial)?"
 )
 """Name of an unfinished file, with the machine and the id of the process that writes it."""
-_BATCH_ROWS = 4096  # rows per conversion of a frame
-_MISSING = ("NAType", "NaTType")  # types of pandas for missing values
+_BATCH_ROWS = 4096  # number of rows per conversion of a frame
+_MISSING = ("NAType", "NaTType")  # pandas types for missing values
 _BYTES = (bytes, bytearray, memoryview)
 _FORMS = (
     "a list of dicts, another iterable of dicts or texts, a datasets.Dataset, or a frame of pandas "

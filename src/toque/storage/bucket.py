@@ -306,7 +306,7 @@ class Bucket:
         if not matches and "[" in self.path:
             # The brackets may be part of a folder's name.
             matches = self.files.glob(self.path.replace("[", "[[]"), detail=True)
-        # Web consoles create an object with a final slash for an empty folder.
+        # For an empty folder, web consoles create an object with a final slash.
         entries = {
             key: entry
             for key, entry in matches.items()
@@ -557,7 +557,7 @@ def _open_gcs(use: BucketUse) -> FileSystem:
     logging.getLogger("gcsfs").addHandler(logging.NullHandler())
     is_emulated = "STORAGE_EMULATOR_HOST" in os.environ
     if is_emulated:
-        # With HNS support, gcsfs waits 90 seconds for an endpoint that emulators lack.
+        # With HNS support, gcsfs waits 90 seconds for an endpoint that emulators do not have.
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import gcsfs
     import google.auth.exceptions

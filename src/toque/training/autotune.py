@@ -165,7 +165,7 @@ class _Tuner:
 
     def __post_init__(self) -> None:
         self.first_batch = self.stream.at(Cursor()).batch
-        self.update_rows = self.first_batch.n_rows  # rows of this rank
+        self.update_rows = self.first_batch.n_rows  # number of rows on this rank
 
         plan = self.stream.plan
         shape = self.stream.layout.shape

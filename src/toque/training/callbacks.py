@@ -174,7 +174,7 @@ class RunEnd:
     best: Best | None = None
     error: str | None = None
     saves: SaveCounts = field(default_factory=SaveCounts)
-    skipped_updates: int = 0  # outliers that were not applied, over the entire run
+    skipped_updates: int = 0  # number of outliers not applied, over the entire run
     parts: Mapping[str, float] = field(default_factory=dict)
     """Wall seconds since the last update, by `phases.Part`."""
 

@@ -190,7 +190,7 @@ def _cooldown_share(
             f'optim.cooldown is "{cooldown}" and optim.warmup is "{optim.warmup}", but the run '
             f'lasts only "{length}". Use a shorter cooldown, e.g. "20 %".'
         )
-    # If warmup takes the entire run, no share is left. 1 avoids a division by zero.
+    # If warmup takes the entire run, nothing is left for the decay. 1 avoids a division by zero.
     return min(share, 1.0 - warm_share) or 1.0
 
 

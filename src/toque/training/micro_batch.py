@@ -149,7 +149,7 @@ class _SavedBytes:
 class WorstBatch:
     """Builder of the largest possible batches, without data. Lengths are in tokens."""
 
-    source: int  # source tokens of a row; 0 for a decoder-only model
+    source: int  # number of source tokens in a row; 0 for a decoder-only model
     target: int  # target tokens of a row; all its tokens for a decoder-only model
     longest_source: int
     longest_target: int
@@ -257,7 +257,7 @@ class OomFallback:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
-            # Outside the except block, because the exception holds the failed attempt's tensors.
+            # Outside the except block, because the exception refers to tensors of the attempt.
             self._halve_rows(at, rows, reason, can_retry=sharing.can_retry)
 
     def _halve_rows(

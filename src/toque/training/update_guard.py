@@ -56,8 +56,8 @@ class SkipStep:
     sigma: float = 6.0
     window: int = 128
     roll_back_after: int = 4
-    skipped: int = 0  # updates not applied, over the entire run
-    in_a_row: int = 0  # updates not applied since the last applied update
+    skipped: int = 0  # number of updates not applied, over the entire run
+    in_a_row: int = 0  # number of updates not applied since the last applied update
     rolled_back_at: int | None = None  # step of the last rollback
     _seen: int = 0
     _past: Tensor | None = None

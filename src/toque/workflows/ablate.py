@@ -551,7 +551,7 @@ def _read_measures(folder: Path) -> dict[str, float]:
 
 def _peak_memory_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes
+    return peak if sys.platform == "darwin" else 1024 * peak  # Linux reports KiB
 
 
 def _result_file(out: Path, key: str) -> Path:

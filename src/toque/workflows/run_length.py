@@ -279,7 +279,7 @@ def _measure_evaluation(evaluator: Evaluator, max_seconds: float) -> float:
 
 
 def _measure_saving(config: RunConfig, model: nn.Module) -> float:
-    """Estimate the seconds for writing the last files from the time for a small file on that disk."""
+    """Estimate the seconds for the last files from the time for a small file on the same disk."""
     trained = [p for p in model.parameters() if p.requires_grad]
     n_bytes = sum(p.numel() * p.element_size() for p in trained)
     try:

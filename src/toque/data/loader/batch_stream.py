@@ -51,10 +51,10 @@ class Step:
 
     batch: Batch  # rows of this rank
     cursor: Cursor  # cursor of the next update
-    n_targets: int  # tokens with loss on all ranks
-    n_tokens: int  # tokens without padding on all ranks
-    n_examples: int  # examples on all ranks
-    n_computed: int  # tokens with padding on this rank
+    n_targets: int  # number of tokens with loss on all ranks
+    n_tokens: int  # number of tokens without padding on all ranks
+    n_examples: int  # number of examples on all ranks
+    n_computed: int  # number of tokens with padding on this rank
     epoch: float  # passes over the data after this update
     # Curriculum stage, from 1. None without a curriculum.
     stage: int | None = None
@@ -77,12 +77,12 @@ class BatchStream:
 
     plan: EpochPlan | StagedPlan
     layout: Layout
-    prompt_lengths: np.ndarray  # [store rows] prompt tokens
+    prompt_lengths: np.ndarray  # [store rows] number of prompt tokens
     target_lengths: np.ndarray  # [store rows] target tokens
     rank: int = 0
     world_size: int = 1
     varied: Varied | None = None  # examples that change every epoch
-    readers: int = 1  # threads that collate
+    readers: int = 1  # number of threads that collate
     learnt_lengths: np.ndarray | None = None
     """[store rows] Number of target tokens with loss. None if all target tokens have a loss."""
 
@@ -169,7 +169,7 @@ class BatchStream:
             examples = self.varied.for_epoch(self.plan.epoch_key(cursor))
         n_tokens, n_targets = self._count_tokens(ids, examples)
 
-        # The ranks take the rows in turn.
+        # The ranks take turns at the rows.
         owner = np.arange(len(update.rows)) % self.world_size
         is_own = np.repeat(owner, list(map(len, update.rows))) == self.rank
         own_rows = update.rows[self.rank :: self.world_size]
@@ -276,8 +276,8 @@ def usual_rows(tokens: int) -> int:
 class ExampleLengths:
     """Number of computed tokens per example. For a decoder, the target includes the prompt."""
 
-    source: Ints  # [examples] tokens of the encoder; 0 for a decoder
-    target: Ints  # [examples] tokens of the decoder
+    source: Ints  # [examples] number of encoder tokens; 0 for a decoder
+    target: Ints  # [examples] number of decoder tokens
     encoder: bool
 
     @classmethod
@@ -412,7 +412,7 @@ class Prefetch:
     Args:
         batches: Stream of batches.
         cursor: Cursor of the first update.
-        depth: Number of updates to prepare ahead. Each reader after the first adds one. 0 prepares
+        depth: Number of updates to prepare ahead, plus one per reader after the first. 0 prepares
             none.
         feed: Feed that copies batches to a GPU. None means that batches stay in host memory.
     """

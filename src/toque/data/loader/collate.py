@@ -226,7 +226,7 @@ class _PackedSide:
         self._rows = rows
         self._padding = row_length - np.add.reduceat(lengths, rows.first_examples)
         self.lengths = lengths
-        # [2 examples] tokens of each example, and of the padding after it
+        # [2 examples] number of tokens of each example, and of the padding after it
         self.spans = np.zeros(2 * rows.n_examples, np.int64)
         self.spans[::2] = lengths
         self.spans[2 * rows.last_examples + 1] = self._padding

@@ -26,7 +26,7 @@ from toque.keyed_random import key_of
 from toque.units import Cursor, Duration
 
 _STAGE = 3  # separates the keys of stages from other keys
-_DIGITS = 9  # decimals of passes, so that sums of shares give exact integers
+_DIGITS = 9  # decimal places of passes, so that sums of fractions give exact integers
 _DIFFICULTIES = get_args(DifficultyName)  # in the order of their codes
 
 

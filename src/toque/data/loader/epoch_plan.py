@@ -48,7 +48,7 @@ Packed = tuple[Ints, Ints]
 """Examples in row order, and the number of examples per row. Unused rows have 0 examples."""
 
 _CACHED_WINDOWS = 4
-_BLOCK = 8192  # examples that are permuted and packed together
+_BLOCK = 8192  # number of examples that are permuted and packed together
 _ROW_ORDER = 1  # separates the keys of row orders from the keys of epochs
 
 
@@ -68,10 +68,10 @@ class EpochPlan:
     examples: Ints  # [N] store rows
     # [N] computed tokens of the encoder; 0 for a decoder.
     source_lengths: Ints
-    target_lengths: Ints  # [N] computed tokens of the decoder
+    target_lengths: Ints  # [N] number of computed decoder tokens
     shape: RowShape
     seed: int
-    update_rows: int | None  # rows per update; None if an update is a window
+    update_rows: int | None  # number of rows per update; None if an update is a window
     window: int = WINDOW_EXAMPLES
     mixture: Mixture | None = None  # None: an epoch has every example once
     varied: Varied | None = None  # examples that change every epoch
@@ -349,7 +349,7 @@ class Mixture:
         for group, draws in enumerate(self.draws):
             if not draws:
                 continue
-            # The number of a group is source * number of tasks + task, see `_weigh_groups`.
+            # The index of a group is source * number of tasks + task, see `_weigh_groups`.
             source, task = divmod(group, len(tasks))
             names = [data.sources[source].path] if has_sources else []
             if has_tasks:

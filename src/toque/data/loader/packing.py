@@ -17,7 +17,7 @@ from toque.data.array_types import Floats, Ints
 
 Lengths = Ints
 Rows = list[list[int]]  # indices of the examples in each row
-# Tolerance for shares of a row: less than a token, more than rounding errors.
+# Tolerance for fractions of a row: less than a token, more than rounding errors.
 _TINY = 1e-9
 _UNOPENED = 1e3
 """Free space of a row without examples, as fractions of a row. Any opened row fits better."""

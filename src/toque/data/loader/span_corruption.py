@@ -34,17 +34,17 @@ SHORTEST = 4
 _CORRUPT = 5
 _LOST = 1
 _STAYING = 2
-# Held-out texts lose the same spans in every evaluation.
+# The same spans are removed from held-out texts in every evaluation.
 _HELD_OUT = key_of(0x7370616E73)
-_MAX_TOKENS = 1 << 40  # more than any text has
+_MAX_TOKENS = 1 << 40  # more tokens than any text has
 
 
 @dataclass(frozen=True)
 class SpanCorruption:
     """Corruption of texts with fixed settings. Call it with a prompt, a target and a key."""
 
-    density: float  # fraction of the tokens that are lost, in (0, 0.5]
-    mean_length: float  # mean number of tokens per lost span, at least 1
+    density: float  # fraction of the tokens that are removed, in (0, 0.5]
+    mean_length: float  # mean number of tokens per removed span, at least 1
     sentinels: Sequence[int]  # ids that replace the spans, in order
     end: int  # end token of both sides
 
@@ -154,7 +154,7 @@ class SpanCorruption:
         """Count the removed tokens and the spans of texts with n >= 2 tokens."""
         lost = np.clip(np.rint(n * self.density).astype(np.int64), 1, n - 1)
         spans = np.maximum(1, np.rint(lost / self.mean_length).astype(np.int64))
-        # Each span has a token that is lost, and a token before it that stays.
+        # Each span needs a token that is removed, and a token before it that is kept.
         return lost, np.minimum(spans, np.minimum(lost, n - lost))
 
 

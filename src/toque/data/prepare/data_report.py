@@ -48,11 +48,11 @@ COVERAGE = "_coverage"
 """Suffix of the column with the fraction of a record on which an estimated label is based."""
 BY_RULE = 0  # origin of a label that a rule of Toque estimated
 _MAX_BINS = 32
-_MAX_VALUES_ALONE = 12  # different integers that are listed without a histogram
-_MAX_VALUES = 40  # different integers that are listed next to a histogram
-_SHOWN_RECORDS = 20  # excerpts of kept records, and of dropped records
-_SHOWN_LINES = 3  # lines per reason in a message
-_NAMED_CHARACTERS = 5  # unknown characters in the notice
+_MAX_VALUES_ALONE = 12  # distinct integers that are listed without a histogram
+_MAX_VALUES = 40  # distinct integers that are listed next to a histogram
+_SHOWN_RECORDS = 20  # number of excerpts of kept records, and of dropped records
+_SHOWN_LINES = 3  # maximum number of lines per reason in a message
+_NAMED_CHARACTERS = 5  # maximum number of unknown characters in the notice
 _MAX_LABEL = 255  # larger integers are amounts, not labels
 _SALT = np.uint64(0x746F7175655F6C6B)
 LOST = {"prompt": "prompt_lost", "target": "target_lost"}
@@ -107,7 +107,7 @@ class Histogram(msgspec.Struct, frozen=True):
             width = max(1.0, width)
 
         first = np.floor(lowest / width)
-        # The integer 20 begins another bin, but the share 1.0 ends the last bin.
+        # The integer 20 begins a new bin, but the fraction 1.0 ends the last bin.
         end = highest / width
         last = np.floor(end) + 1 if is_integer else np.ceil(end * (1 - _TOLERANCE))
         n = max(1, int(last - first))
@@ -132,13 +132,13 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a per-example column over the rows in use."""
 
     name: str
-    known: int  # rows with a value
-    missing: int  # rows without a value
+    known: int  # number of rows with a value
+    missing: int  # number of rows without a value
     mean: float
     least: float
     most: float
     histogram: Histogram | None = None  # histogram of a column with many values
-    values: dict[str, int] = {}  # rows per value, if there are few different integers
+    values: dict[str, int] = {}  # number of rows per value, if there are few values
     origins: dict[str, dict[str, int]] = {}  # rows per value, by the values' origin
 
 
@@ -230,9 +230,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     target_tokens: int
     prompt_lengths: Lengths
     target_lengths: Lengths
-    # Counts of the sides that were cut to their limit, and of the tokens that they lost.
+    # Number of sides that were cut to their limit, and of the tokens that were cut.
     cut: dict[str, int]
-    unknown: dict[str, int]  # unknown tokens and all tokens of each side
+    unknown: dict[str, int]  # number of unknown tokens and of all tokens on each side
     lost_characters: dict[str, int]
     leaked_bodies: int
     leaked_titles: int

@@ -47,9 +47,9 @@ class Division:
     split: Codes
     dropped: dict[str, int]  # dropped records by reason
     records: int  # records with at least one row in use
-    # Validation rows with a key that is also in train. 0 unless there is a bug.
+    # Number of validation rows with a key that is also in train. 0 unless there is a bug.
     leaked_bodies: int
-    leaked_titles: int  # validation rows with a title that is also in train
+    leaked_titles: int  # number of validation rows with a title that is also in train
 
 
 def dedup_and_split(columns: RowKeys, settings: PrepareSettings) -> Division:

@@ -30,9 +30,9 @@ from toque.keyed_random import mixed
 U64 = NDArray[np.uint64]
 Signatures = NDArray[np.uint16]
 NEAR = "near"  # name of a shard's array of signatures, which a finished store does not need
-SHINGLE = 3  # words per run
+SHINGLE = 3  # number of words per run
 BANDS = 20
-BAND = 6  # hashes per band
+BAND = 6  # number of hashes per band
 HASHES = BANDS * BAND
 THRESHOLD = 0.7  # estimated Jaccard similarity of near-duplicates
 ROUNDS = 16
@@ -105,7 +105,7 @@ def _min_hashes(shingles: NDArray[np.uint32], counts: Ints) -> Signatures:
     minima = np.empty((len(counts), HASHES), np.uint16)
     hashes = np.empty_like(shingles)
     for i, (factor, offset) in enumerate(zip(_FACTORS, _OFFSETS, strict=True)):
-        # Multiply-shift hashing is pairwise independent. On keys that are hashes already, such as
+        # Multiply-shift hashing is pairwise independent. On keys that are already hashes, such as
         # shingles, it is as good as full randomness (Mitzenmacher and Vadhan 2008).
         np.multiply(shingles, factor, out=hashes)
         np.add(hashes, offset, out=hashes)

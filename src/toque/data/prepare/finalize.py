@@ -67,9 +67,9 @@ from toque.sources.records import (
 from toque.sources.source_files import SourceFile
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
 
-_MAX_LINES = 10  # lines per reason in the report
-_MAX_PATHS = 3  # files in a message
-_SHOWN_CHARACTERS = 10  # unknown characters in the report
+_MAX_LINES = 10  # maximum number of lines per reason in the report
+_MAX_PATHS = 3  # maximum number of files in a message
+_SHOWN_CHARACTERS = 10  # maximum number of unknown characters in the report
 _CHUNK_ROWS = 1 << 16
 _NAME_THE_FIELDS = (
     "Name the right fields in data.sources.columns or the right data.sources.format. "
@@ -103,7 +103,7 @@ class StoreFinalizer:
     settings: PrepareSettings  # settings of the plan with the chosen limits
     limits: Sequence[str]  # descriptions of the chosen limits
     shards: Sequence[ShardResult]  # in group order
-    not_read: int  # bytes of the sources that were not needed for `max_examples`
+    not_read: int  # number of source bytes that were not needed for `max_examples`
     started: float  # start time by `time.perf_counter`
 
     def finish(self) -> Report:

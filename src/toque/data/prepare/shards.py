@@ -62,9 +62,9 @@ Engine = Literal["local", "ray"]
 Groups = Iterator[tuple[int, list[Block]]]
 SIDECAR = "shard.json"
 NOT_READ = "bytes of the sources not read, max_examples was reached"
-# Plain bytes that a process reads in the time that another process takes to start.
+# Number of plain bytes that a process reads in the time that another process takes to start.
 _SMALL_BYTES = 4 << 20
-_MAX_PROCESSES = 16  # more would wait for the process that reads
+_MAX_PROCESSES = 16  # additional workers would wait for the process that reads
 _OPEN_FILES = 16  # files that are read in turn
 _MIN_GROUP_BYTES = 1 << 20
 # Rough size of an example, to keep the groups of a small run small.
@@ -188,7 +188,7 @@ class ShardWriting:
 
     writer: ShardWriter
     files: Sequence[SourceFile]  # in the order of the sources
-    not_read: int = 0  # bytes that were not needed for `max_examples`
+    not_read: int = 0  # number of bytes that were not needed for `max_examples`
     _results: dict[int, ShardResult] = field(default_factory=dict)  # results by group
     _sizes: dict[int, int] = field(default_factory=dict)  # bytes by group
     # Number of first groups that have enough examples. None if it is not known yet.
@@ -265,7 +265,7 @@ class ShardWriting:
         while (following := self._results.get(self._n_complete)) is not None:
             self._n_rows += following.rows
             self._n_complete += 1
-            # Counting different rows reads columns, so count all rows first.
+            # Counting distinct rows reads columns, so count all rows first.
             if self._n_rows >= max_examples and self._count_different() >= max_examples:
                 self._n_needed = self._n_complete
                 return

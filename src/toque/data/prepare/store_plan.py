@@ -42,7 +42,7 @@ CODE_VERSION = 4
 """Version of the code. It increases when the same inputs give different rows, so that older stores
 are not reused.
 """
-_MAX_NAMES = 3  # files that a sentence names
+_MAX_NAMES = 3  # maximum number of files named in a sentence
 _DESCRIPTIONS = {
     "code_version": "the version of the preparation code",
     "own_template": "the hash of the tokenizer's chat template",
@@ -318,7 +318,7 @@ def _requested_settings(
     new: dict[str, Any] = msgspec.to_builtins(recorded)
     new |= {name: "auto" for name in LIMITS if new[name] is None}
     if has_sources:
-        # The manifest lacks these two if they are not set.
+        # The manifest does not have these two settings if they are not set.
         new.setdefault("max_files", None)
         new.setdefault("held_out_from", None)
     elif "held_out_from" in old:

@@ -24,7 +24,7 @@ _MAX_BYTES = 1 << 28
 _SIDES = ("prompt", "target")
 _COLUMN_TYPES = ("float32", "uint8", "uint16", "uint64")
 _END_BYTES = 8  # bytes of an int64, the end of a row
-_MAX_SHOWN = 5  # names in a message
+_MAX_SHOWN = 5  # maximum number of names in a message
 _PREPARE = "prepare the data again with `toque prepare CONFIG`"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -89,7 +89,7 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     family_kind: str
     tokenizer: TokenizerEntry
     examples: Count  # rows in use
-    rows: Count  # all rows, including duplicates and rows beyond the limits
+    rows: Count  # number of all rows, including duplicates and rows beyond the limits
     tokens: TokenCounts
     splits: Splits
     records: Records
@@ -99,7 +99,7 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[StoreFile]  # files outside the shards: the split and the tokenizer
     columns: dict[str, str]  # numpy dtypes of the per-example columns, by name
     settings: dict[str, Any]
-    # Counts of the sides that were cut to their limit, and of the tokens that they lost.
+    # Number of sides that were cut to their limit, and of the tokens that were cut.
     cut: dict[str, int]
     self_sha256: str  # SHA-256 of this file without these digits
 

@@ -35,15 +35,15 @@ from toque.errors import DataError
 from toque.models.loading.provenance import Form
 from toque.sources.records import Turn
 
-# Characters that a template may write per character of the messages.
+# Maximum number of characters that a template may write per character of the messages.
 _MAX_GROWTH = 4
-_MAX_ADDED = 1 << 16  # characters that a template may write in addition
-_MAX_SECONDS = 2.0  # processor time per rendering
-# Bytes of the child's address space. Its libraries take a fifth.
+_MAX_ADDED = 1 << 16  # number of characters that a template may write in addition
+_MAX_SECONDS = 2.0  # seconds of processor time per rendering
+# Maximum bytes of the child's address space. Its libraries take a fifth.
 _MAX_MEMORY = 1 << 30
-_READ_ERROR = 2000  # characters of a template's error that are read
-_MAX_ERROR = 300  # characters of a template's error in a message
-_MAX_FIELD = 100  # characters of a field's name in a message
+_READ_ERROR = 2000  # maximum number of characters of a template's error that are read
+_MAX_ERROR = 300  # maximum number of characters of a template's error in a message
+_MAX_FIELD = 100  # maximum number of characters of a field's name in a message
 _PLAIN = """\
 {%- if bos_token is defined %}{{ bos_token }}{% endif %}
 {%- for message in messages %}{{ '### ' + message['role'].title() + '\\n' + message['content'] }}
@@ -86,7 +86,7 @@ class Conversation:
     ids: NDArray[np.uint32]
     # Index of each answer's first id, and index after its last id.
     answers: list[Span]
-    unended: int  # answers that the template does not end
+    unended: int  # number of answers that the template does not end
     moved: int  # answers with a prompt that has other ids when it is encoded alone
     # Names of fields that the template does not write, once per message.
     unwritten: list[str]

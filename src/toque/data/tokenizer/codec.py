@@ -36,7 +36,7 @@ FamilyKind = Literal["decoder", "encoder-decoder"]
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
 _PROBE = "Fold\n\n- 2 eggs\n1. Stir."
-_SAMPLE_TEXTS = 32  # texts per call for which the ids of the cache are checked
+_SAMPLE_TEXTS = 32  # texts per call for which the cache's ids are checked
 # Characters checked per text: an entire recipe, or the beginning of a book.
 _SAMPLE_CHARS = 4096
 # Ids before a token that decide its text: the bytes of a character, or the beginning of a line.
@@ -67,7 +67,7 @@ class Codec:
         n_entries = int(tokenizer.get_vocab_size())
         if None in map(tokenizer.id_to_token, range(n_entries)):  # the ids have gaps
             n_entries = max(tokenizer.get_vocab().values()) + 1
-        self.vocab_size = n_entries  # entries, including an added marker
+        self.vocab_size = n_entries  # number of entries, including an added marker
 
         added = tokenizer.get_added_tokens_decoder()
         special = {number for number, token in added.items() if token.special}

@@ -33,7 +33,7 @@ from toque.models.forward.keyed_dropout import keep_mask, keys_by_head, next_key
 MULTIPLE = 32
 # Largest ratio of computed to real scores in a group. Above it, two groups are faster.
 MAX_PADDED = 1.3
-# Most scores of one head in a group of several examples. They fit the cache.
+# Maximum number of scores of one head in a group of several examples. They fit into the cache.
 MAX_SCORES = 1 << 19
 
 # First query, number of queries, first key, number of keys.
@@ -115,7 +115,7 @@ class _StackedPositions:
     """
 
     sizes: list[int]  # positions of each group
-    # [N] position of each token; for tokens of no example the last position, a row of zeros
+    # [N] position of each token; for tokens outside of examples the last position, a row of zeros
     of_token: Tensor
 
     @classmethod

@@ -107,7 +107,7 @@ _BF16_CHUNK: Final = 4
 """Rows of a bfloat16 chunk, as a multiple of a default chunk's rows. Its logits take as many bytes
 as a default chunk's float32 logits and their gradient. Matmuls of 1,344 rows with GPT-2's head
 reach 770 GFLOP/s, and matmuls of 672 rows 720 (two cores)."""
-# Elements per float32 block of the softmax. 8 MiB fit the cache.
+# Number of elements per float32 block of the softmax. 8 MiB fit into the cache.
 _BLOCK_ELEMENTS: Final = 1 << 21
 # Vocabulary columns per matmul for the input's gradient. One matmul of all 32,128 is 14 % slower.
 _COLUMNS: Final = 4096

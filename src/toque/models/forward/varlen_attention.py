@@ -213,7 +213,7 @@ def _attend_causally_by_example(
 ) -> Tensor:
     """Compute causal attention [1, N, H, d] within the window, one example at a time."""
     lengths = [n for _, n, _, _ in plan.self_attention]
-    lengths.append(query.shape[2] - sum(lengths))  # tokens of no example
+    lengths.append(query.shape[2] - sum(lengths))  # tokens outside of examples
     inputs = (torch.split(t, lengths, dim=2) for t in (query, key, value))
     *examples, (_, _, extra_values) = zip(*inputs, strict=True)
     pairs: Sequence[Pair | None] = [None for _ in examples]

@@ -196,13 +196,13 @@ class Gather:
         bounds = torch.tensor([[part.start, part.stop] for part in self.tiles])
         is_read = (tile >= bounds[:, :1]) & (tile < bounds[:, 1:])  # [n, K / T]
 
-        # Number of each tile in the buffer, [n, K / T, H, G].
+        # Index of each tile in the buffer, [n, K / T, H, G].
         row = torch.arange(len(self.tiles))[:, None, None, None]
         head = torch.arange(heads)[:, None]
         buffer_tiles = (row * n_buffer_tiles + tile[:, None, None]) * heads + head
         buffer_tiles = buffer_tiles.to(dtype).expand(-1, -1, -1, group)
 
-        # Number of each tile among the scores, [n, H, G, K / T].
+        # Index of each tile among the scores, [n, H, G, K / T].
         score_tiles = torch.arange(buffer_tiles.numel())
         score_tiles = score_tiles.view(len(is_read), heads, group, len(tile))
         in_memory_order = score_tiles.permute(0, 3, 1, 2)[is_read].view(-1)

@@ -230,7 +230,7 @@ class LiveRows:
             if end is not None:
                 finished.append(index)
 
-        # From the last to the first, because the last row takes the number of a dropped one.
+        # From the last to the first, because the last row takes the index of a dropped row.
         for index in reversed(finished):
             self._drop(index)
         return new_tokens

@@ -84,7 +84,7 @@ class PromptTokens:
     pad: int
     unk: int | None
     newline: int | None  # token for a line break, if it is not in the vocabulary
-    ends_with_eos: bool  # whether a prompt ends with the first end, as for an encoder
+    ends_with_eos: bool  # True if prompts end with the first end, as for an encoder
     template: str | None  # Jinja template that makes a prompt from `messages`
 
 

@@ -225,7 +225,7 @@ TOLERANCE = 1e-4
 Merging changes the order of float32 sums, which changes logits by about 1e-6.
 """
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-_SAMPLE_SHAPE: Final = (4, 32)  # rows and tokens of the compared forward
+_SAMPLE_SHAPE: Final = (4, 32)  # number of rows and tokens in the compared forward pass
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.engine import evaluating
 from toque.models.lora.frozen import PLAIN, computing, format_of
 
-_LENGTHS: Final = (7, 5)  # tokens of the two texts
+_LENGTHS: Final = (7, 5)  # numbers of tokens in the two texts
 _WINDOW: Final = 3
 # Largest difference, as a fraction of the largest logit.
 _FLOAT32_TOLERANCE: Final = 1e-3

@@ -24,8 +24,8 @@ from torch.nn import functional
 from toque.errors import needing
 
 FormName = Literal["int8", "nf4"]
-BLOCK: Final = 64  # weights in nf4 that share a scale
-NESTED: Final = 256  # scales in nf4 that share a scale
+BLOCK: Final = 64  # number of weights in nf4 that share a scale
+NESTED: Final = 256  # number of scales in nf4 that share a scale
 _INT8_STEPS: Final = 127
 
 

@@ -73,7 +73,7 @@ class StepWindow:
     n_tokens: int = 0
     n_computed: int = 0
     seconds: float = 0.0
-    # Wall seconds by `phases.Part`.
+    # Wall seconds of each `phases.Part`.
     parts: dict[str, float] = field(default_factory=dict)
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0

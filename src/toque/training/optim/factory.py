@@ -193,7 +193,7 @@ def _find_restart_problem(build: _Build) -> str | None:
     Errors before the restart are raised. The caller must restore the CPU's random numbers.
     """
     torch.default_generator.manual_seed(0)
-    # Twice the size from which bitsandbytes averages in 8 bits.
+    # Twice the size from which bitsandbytes stores averages in 8 bits.
     model = nn.Linear(64, _MIN_8_BIT_WEIGHTS // 32)
     optimizer = _build_for_trial(build, model)
     _train_with_noise(model, optimizer, range(_TRIAL_UPDATES))

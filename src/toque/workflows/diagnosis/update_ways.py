@@ -366,7 +366,7 @@ class _UpdateWays:
         yield self.compare(f"packed in {n_packed} rows, all together")
         yield self.compare("packed rows, one at a time", rows_at_once=1)
 
-        # One process computes the shares of both ranks, so the network is not tested.
+        # One process computes the parts of both ranks, so the network is not tested.
         yield self.compare("packed rows, shared by two ranks", ranks=2)
 
         recompute_blocks(self.model)
