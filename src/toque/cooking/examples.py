@@ -198,7 +198,7 @@ class _Fields:
 
     @property
     def n_before(self) -> int:
-        """Number of steps before the next step, at least 1. 0 for a recipe of one step."""
+        """Number of steps before the next step, at least 1. 0 for a recipe with one step."""
         n_steps = len(self.reading.recipe.steps)
         if n_steps < 2:
             return 0

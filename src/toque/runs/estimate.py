@@ -43,7 +43,7 @@ _LIBRARY_BYTES: Final = 320 << 20
 """Bytes that libraries allocate during computation, e.g. for oneDNN's compiled matmuls. A rough
 estimate from the demo, which has small tensors."""
 _ASSUMED_UTILISATION: Final = {True: 0.30, False: 0.40}
-"""Assumed model FLOPs utilization of a GPU. The key is True for an encoder-decoder. Published
+"""Assumed model FLOPs utilisation of a GPU. The key is True for an encoder-decoder. Published
 training runs reach 12 to 38 % for T5, and 33 to 57 % for decoders.
 """
 _RECOMPUTE_FACTOR: Final = 4 / 3

@@ -1,7 +1,8 @@
 """Peak speed of a device in dense matmuls, for model FLOPs utilisation.
 
-The manufacturer states the 16-bit peak of known GPUs. Any other peak is measured in the run's
-precision and with the shapes of the model's weights, because both change the peak several-fold.
+For known GPUs, the manufacturer states the 16-bit peak. Any other peak is measured in the run's
+precision and with the shapes of the model's weights, because both can change the peak by several
+times.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ is halved automatically, which does not change the update."""
 GRAD_NORM: Final = 5.0
 """Gradient norm before clipping above which training is probably unstable."""
 GPU_BUSY: Final = 0.8
-"""GPU utilization below which the rest of the machine is the bottleneck."""
+"""GPU utilisation below which the rest of the machine is the bottleneck."""
 _MIN_UPDATES: Final = 30
 """Number of updates below which even a pretrained model learns little. A guess."""
 RAN_OUT: Final = "ran out of memory"

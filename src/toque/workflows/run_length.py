@@ -305,7 +305,7 @@ def estimate_texts_seconds(
         return 0.0
     ranks = evaluator.ranks
     ids = [prompt.ids for prompt in sampler.prompts[ranks.rank :: ranks.world_size]]
-    # All ranks gather the model, also a rank without texts.
+    # All ranks gather the model, including ranks without texts.
     with evaluator.sharing.full_model() as model:
 
         def time_texts(tokens: int) -> float:

@@ -173,7 +173,7 @@ class Lengths(msgspec.Struct, frozen=True):
 def is_of_another_encoding(
     read: int, dropped: Mapping[str, int], notes: Mapping[str, int]
 ) -> bool:
-    """Check if so many bytes are invalid UTF-8 that the files probably have an older encoding."""
+    """Check if the number of invalid UTF-8 bytes suggests that the files have an older encoding."""
     n_damaged = dropped.get(NOT_UTF_8, 0)
     n_lost_bytes = notes.get(LOST_BYTES, 0)
     return n_damaged > _MAX_DAMAGED_RECORDS * read or n_lost_bytes > _MAX_DAMAGED_BYTES

@@ -278,7 +278,7 @@ def _literals(schema: Mapping[str, Any]) -> str:
 
 
 def _count_remainders(schema: Mapping[str, Any]) -> int:
-    """Count the remainders of a number divided by all `multipleOf` values of a schema.
+    """Count the possible remainders of a number divided by all `multipleOf` values of a schema.
 
     The count is the least common multiple of the values' digits. Powers of ten are free.
 
@@ -378,7 +378,7 @@ class _Pieces:
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokenize text greedily, up to the first byte with which no token starts."""
+        """Tokenize text greedily, up to the first byte that no token begins with."""
         ids: list[int] = []
         while text:
             sizes = range(min(self._longest, len(text)), 0, -1)

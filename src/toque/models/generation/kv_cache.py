@@ -7,9 +7,9 @@ of short texts would need the memory of long texts. When a row is finished, the 
 it, so the live rows are always the first n. On a CPU, consecutive rows of similar length attend
 together, and read no more columns than the longest of them.
 
-Letters in shapes, also in `causal.py` and `t5.py`: R rows, n live rows, D hidden size, H key-value
-heads, G query heads per key-value head, d head size. W columns of the buffer, K columns of the
-window, P longest prompt of a prefill.
+Letters in shapes, here and in `causal.py` and `t5.py`: R rows, n live rows, D hidden size, H
+key-value heads, G query heads per key-value head, d head size. W columns of the buffer, K columns
+of the window, P longest prompt of a prefill.
 """
 
 from __future__ import annotations

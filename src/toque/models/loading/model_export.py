@@ -70,7 +70,7 @@ def save_model(
     A model in `folder` is replaced. Files that Toque does not write remain.
 
     A T5 without scaled outputs (v1.1, FLAN) gets `tie_word_embeddings: false` and a head in the
-    file, even if the head equals the embedding, because every version of transformers derives the
+    file, even if the head equals the embedding, because all transformers versions derive the
     scaling from that flag.
 
     Args:

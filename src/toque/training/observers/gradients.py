@@ -92,7 +92,7 @@ class Gradients(Callback):
             math.fsum(norms[i] ** 2 for i in positions)
             for positions in self._groups.values()
         ]
-        totals = self.total(squares)  # every rank calls it, also without a record
+        totals = self.total(squares)  # every rank calls it, even without a record
         if self.record is not None:
             groups = {
                 group: {"grad_norm": math.sqrt(total)}

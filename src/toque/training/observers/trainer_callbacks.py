@@ -73,7 +73,7 @@ def _refuse_unsupported_events(callback_class: type[TrainerCallback]) -> None:
 
 
 class TrainerCallbackBridge:
-    """Callback for observe.callbacks that forwards a run's events to a callback of Trainer."""
+    """Callback for observe.callbacks that forwards a run's events to a Trainer callback."""
 
     def __init__(self, watcher: TrainerCallback, config: RunConfig, goal: Goal) -> None:
         _refuse_unsupported_events(type(watcher))

@@ -93,7 +93,7 @@ def adamw_8bit(matrices: Groups, **arguments: Any) -> torch.optim.Optimizer:
     with needing("quant", "optim.name=adamw8bit", otherwise=otherwise):
         from bitsandbytes import optim
     untyped: Any = optim
-    # The constructor computes tables of 8-bit codes, also for a fake model.
+    # The constructor computes tables of 8-bit codes, even for a fake model.
     with unset_fake_temporarily():
         optimizer: torch.optim.Optimizer = untyped.AdamW8bit(
             matrices, lr=0.0, **arguments

@@ -63,7 +63,7 @@ def refuse_another_base(checkpoint: Checkpoint, base: str | None) -> None:
     A best model does not record its frozen weights, so it is accepted.
 
     Args:
-        checkpoint: The checkpoint of the adapter.
+        checkpoint: Checkpoint of the adapter.
         base: SHA-256 of the frozen weights, or None without an adapter.
 
     Raises:
