@@ -25,7 +25,7 @@ def count_events(
 
     Args:
         length: Length of the run.
-        expected: Known totals of the run by unit. The unit of time is minutes.
+        expected: Known totals of the run, by unit. The unit of time is minutes.
         every: Interval between two events.
     """
     length = length.in_minutes()
@@ -52,7 +52,7 @@ class TimeLeft:
     stop_after: Duration
     evaluate_every: Duration | None = None
     expected: Mapping[str, float] = field(default_factory=dict)
-    """Known totals of the run by unit."""
+    """Known totals of the run, by unit."""
     training_seconds: float = 0.0
     """Forecast for all updates of the run, in seconds. 0 if it is unknown."""
     evaluation_seconds: float = 0.0

@@ -45,7 +45,7 @@ class Division:
     """Split of each row, with counts."""
 
     split: Codes
-    dropped: dict[str, int]  # dropped records by reason
+    dropped: dict[str, int]  # number of dropped records by reason
     records: int  # records with at least one row in use
     # Number of validation rows with a key that is also in train. 0 unless there is a bug.
     leaked_bodies: int

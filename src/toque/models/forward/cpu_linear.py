@@ -224,7 +224,7 @@ class CpuLinear(nn.Linear):
     """`nn.Linear` with faster matmuls. Its weights, their names and saved files do not change."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
-        """Compute [..., I] to [..., O]."""
+        """Map [..., I] to [..., O]."""
         copy = _copy_for(input, self.weight)
         if copy is None:
             return super().forward(input)
@@ -235,7 +235,7 @@ class CpuConv1D(Conv1D):
     """`Conv1D`, GPT-2's linear layer, with faster matmuls."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute [..., I] to [..., O]."""
+        """Map [..., I] to [..., O]."""
         copy = _copy_for(x, self.weight)
         if copy is None:
             return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]

@@ -83,9 +83,7 @@ largest sizes are extrapolated (lab/dial.md)."""
 
 
 def tokens_per_update(tokens: float, max_tokens: int) -> float:
-    """Return the tokens per update, at most `max_tokens`, so that a run of `tokens` has enough
-    updates.
-    """
+    """Return at most `max_tokens`, so that a run of `tokens` tokens has enough updates."""
     return min(max_tokens, tokens / _MIN_UPDATES)
 
 

@@ -205,7 +205,7 @@ def choose_batch(
         texts: Number of tokens in all texts, or 0 if it is unknown.
         records: Number of texts.
         max_tokens: Maximum tokens per update.
-        longest: Tokens of the longest text, which must fit in an update.
+        longest: Length of the longest text in tokens, which must fit into an update.
     """
     tokens = tokens_per_update(read, max_tokens)
     if records and tokens < MIN_BATCH_TOKENS:
@@ -264,7 +264,7 @@ class Choice(NamedTuple):
     """Forecast for held-out texts."""
     passes: Passes
     like: Measured
-    """Runs over texts of the same kind."""
+    """Measured runs over texts of the same kind."""
     difficulty: float = 1.0
     """Factor from `estimate_difficulty`. 1.0 without a comparison of the texts."""
     writing: float = 0.0
@@ -392,10 +392,10 @@ def plan_tuning(
     Args:
         texts: Number of tokens in all training texts, after the length limits, or 0 if it is
             unknown.
-        records: Number of texts. 0: unknown.
+        records: Number of texts, or 0 if it is unknown.
         seconds: Time for training.
         rate: Training speed of this machine, in tokens per second.
-        longest: Tokens of the longest text, which must fit in an update.
+        longest: Length of the longest text in tokens, which must fit into an update.
     """
     passes = Passes(MAX_PASSES, rate * seconds / texts if texts else 0.0)
     read = passes.tokens(rate, seconds)
@@ -419,11 +419,11 @@ def choose_size(
 
     Args:
         text: Number of bytes in all texts, or 0 if it is unknown.
-        records: Number of texts. 0: unknown.
+        records: Number of texts, or 0 if it is unknown.
         total: Time of the entire run.
         tokenizer: Tokenizer of the model.
         sample: A sample of the texts.
-        like: Runs over texts of the same kind.
+        like: Measured runs over texts of the same kind.
         only: The only size to consider.
 
     Raises:
@@ -522,7 +522,7 @@ def find_best_size(
         rate: Function that measures the training speed of a size, in tokens per second.
         only: The only size to consider.
         tokenizer: None for a tokenizer that is trained on the texts.
-        like: Runs over texts of the same kind, for the forecast.
+        like: Measured runs over texts of the same kind, for the forecast.
         is_over: Function that is called before each size except the first. True ends the search.
     """
     best: Choice | None = None

@@ -62,7 +62,7 @@ class GenerationRequest:
     raw: bool = False
     """True to send prompts unchanged."""
     n: int = 1
-    """Texts per prompt."""
+    """Number of texts per prompt."""
     must_use: bool = False
     """True to constrain recipes to the recipe format and the ingredients in their prompts."""
     schema: Mapping[str, Any] | None = None
