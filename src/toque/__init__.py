@@ -86,7 +86,8 @@ _HOME = {
     "train": "toque.api",
     **dict.fromkeys(("serve", "watch"), "toque.workflows.inference.serve"),
 }
-"""Modules of public names. Other names are in the workflow module of the same name."""
+"""Module of each public name. Other names are each in the workflow module of the same name.
+"""
 
 
 def __getattr__(name: str) -> Any:

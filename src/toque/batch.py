@@ -23,9 +23,12 @@ IGNORE = -100
 class _Rows:
     labels: Tensor
     example_ids: tuple[tuple[int, ...], ...]
-    """Store rows of the examples in each row, in order, for replay and error messages."""
+    """Store rows of the examples in each batch row, in order, for replay and error messages.
+    """
     labelled: tuple[int, ...] | None = field(default=None, kw_only=True)
-    """Tokens with loss in each row, if counted on the CPU. Counting on a GPU would wait for it."""
+    """Number of tokens with loss in each row, if counted on the CPU. Counting on a GPU would wait
+    for it.
+    """
 
     @property
     def n_rows(self) -> int:

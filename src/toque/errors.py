@@ -20,13 +20,13 @@ _MARKED = re.compile("\0([^\0]*)\0")
 _LINE_BREAKS = re.compile(
     r"(?!(?<=\w).\w)(?<![ \t])[ \t]*+[\r\n\v\f\x85\u2028\u2029]\s*+", re.DOTALL
 )
-"""A line break with the blanks around it, unless it is between two letters."""
+"""A line break and the spaces around it, unless it is between two letters."""
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 """Control characters, marks that change the direction of text, and halves of surrogate pairs."""
 _MAX_CHARS = 4000
-"""Maximum length of a message. A library may quote an entire file."""
+"""Maximum length of a message, in characters. A library's message may quote an entire file."""
 
 
 def argument(name: str) -> str:
@@ -115,7 +115,7 @@ def needing(
     """Convert an ImportError in the context into an error with the extra to install.
 
     Args:
-        extra: The extra of Toque with the package.
+        extra: Toque's extra that contains the package.
         what: The subject of the message: the feature that needs the package.
         otherwise: An alternative to the installation, for the message.
         raised: The class of the error.

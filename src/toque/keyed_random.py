@@ -1,7 +1,7 @@
 """Keyed random numbers and permutations: data order and seeds without stored state.
 
-The data order is independent of the number of ranks and workers. Looking up any position of it
-takes the same time.
+The data order is independent of the number of ranks and workers. Looking up a position takes the
+same time anywhere in the order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ U64 = NDArray[np.uint64]
 GOLDEN = 0x9E3779B97F4A7C15
 """SplitMix64's increment: 2^64 divided by the golden ratio."""
 _ROUNDS = 6
-"""Rounds of the Feistel network."""
+"""Number of rounds of the Feistel network."""
 _MASK = (1 << 64) - 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 COLUMNS = 120
-"""Characters per line without a terminal, enough for a message with a path."""
+"""Characters per line if the output is not a terminal, enough for a message with a path."""
 ProgressSink = Callable[[int, int, str], None]
 """Function called with (bytes done, total bytes, name of the activity)."""
 
@@ -26,7 +26,7 @@ class Reporter:
 
     @property
     def heard(self) -> bool:
-        """True if a person sees the messages. False for a log file."""
+        """True if a person reads the messages. False for a log file."""
         return self is not SILENT
 
     @property
@@ -55,8 +55,8 @@ class Reporter:
 
         Args:
             text: The state. Empty at the end of the work.
-            done: Finished units.
-            total: Units in all. 0 displays no bar.
+            done: Number of finished units.
+            total: Total number of units. If it is 0, no bar is displayed.
             keep: Write the state to the log as a line.
         """
 
@@ -81,7 +81,7 @@ def counting(reporter: Reporter, doing: str, things: str) -> Iterator[Count]:
         if share is None:
             reporter.progress(text, done=done, total=total)
         else:
-            # Progress is counted in whole units, so a share is converted to thousandths.
+            # Progress is counted in whole units, so a fraction is converted to thousandths.
             reporter.progress(text, done=round(1000 * share), total=1000)
 
     try:
@@ -94,7 +94,7 @@ class Count(Protocol):
     """Function called when some items are done."""
 
     def __call__(self, done: int, total: int, share: float | None = None, /) -> None:
-        """Receive the numbers of done items and of all items. `share` replaces done / total."""
+        """Receive the number of finished items and of all items. `share` replaces done / total."""
 
 
 def uncounted(done: int, total: int, share: float | None = None, /) -> None:

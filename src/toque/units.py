@@ -39,7 +39,7 @@ class Cursor:
     stage: int = 0
     """Stage of a curriculum. Epochs count from 0 in each stage."""
     updates: int = 0
-    """Updates of this stage, if the lengths of the stages are in steps."""
+    """Number of updates in this stage, if the lengths of the stages are in steps."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class Progress:
     tokens: int = 0
     target_tokens: int = 0
     seconds: float = 0.0
-    """Seconds of all updates. With a limit on the entire command, also seconds of the evaluations
-    and saves between them."""
+    """Seconds spent on updates. If the time limit applies to the entire command, also on the
+    evaluations and saves between them.
+    """
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Duration:
     amount: float
     unit: Unit
     total: bool = False
-    """True if the time limits the entire command, not only its updates."""
+    """True if the time limit applies to the entire command, not only to its updates."""
 
     @classmethod
     def parse(cls, text: str | Duration) -> Duration:
@@ -168,7 +169,7 @@ class Duration:
         return multiples_after > multiples_before
 
     def fraction(self, progress: Progress) -> float:
-        """Return the completed share of this duration, in [0, 1]."""
+        """Return the completed fraction of this duration, in [0, 1]."""
         if self.amount <= 0:
             return 1.0
         return min(1.0, self.measure(progress) / self.amount)

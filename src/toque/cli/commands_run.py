@@ -159,7 +159,7 @@ def _raise_interrupted(
 
     Args:
         run: The interrupted run.
-        words: The command.
+        words: Words of the command.
         flags: Values of its flags. A flag without a value is None.
     """
     shown_words: list[object] = [word for word in words if not is_secret(word)]

@@ -37,13 +37,15 @@ if TYPE_CHECKING:
 WORKING_VERBS: Final = ("train", "demo", "ablate", "prepare")
 """Commands with a result on disk. They continue if their output, which is progress, is lost."""
 _BAR_SECONDS: Final = 0.1
-"""Time between refreshes of a progress bar."""
+"""Seconds between refreshes of a progress bar."""
 _LINE_SECONDS: Final = 0.25
-"""Time between refreshes of a line without a bar."""
+"""Seconds between refreshes of a line without a bar."""
 _PATIENCE_SECONDS: Final = 2.0
-"""Minimum time of an activity before the first line about it, in a pipe."""
+"""Seconds that an activity must last before its first line, if the output is a pipe."""
 _FIRST_PAUSE_SECONDS: Final = 30.0
-"""Minimum time between two lines about the same activity, in a pipe. It doubles with each line."""
+"""Minimum seconds between two lines about the same activity, if the output is a pipe. The interval
+doubles with each line.
+"""
 _MAX_PAUSE_SECONDS: Final = 600.0
 _FLAGS: Final = {
     "start": "--from",
@@ -128,7 +130,7 @@ class _SafeStream(io.TextIOBase):
 
 
 def _write_escaped(stream: TextIO, text: str) -> None:
-    """Write a text. If the encoding lacks a character, write an escape for it."""
+    """Write a text. Replace a character that is not in the encoding by an escape."""
     try:
         stream.write(text)
     except UnicodeEncodeError:  # raised before any character is written

@@ -15,7 +15,7 @@ from toque.training.distributed.launcher import is_launched
 COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar(
     "command line without the program"
 )
-"""Words of the current command. The launcher starts every rank with the same words."""
+"""Arguments of the current command. The launcher starts every rank with the same arguments."""
 RESTARTS: Final = 3
 """Default number of restarts after a lost process, as in torchrun's examples. A restart costs only
 time, because a resumed run is bitwise identical."""

@@ -13,7 +13,7 @@ from toque.config.schema import DataConfig, RunConfig
 from toque.units import Duration
 
 _RUN_FOLDERS = {"best", "checkpoints", "model", "outbox", "set-aside"}
-"""Subfolders of a run, in which it deletes and replaces files."""
+"""Subfolders of a run folder in which the run deletes and replaces files."""
 
 
 class Conflict(NamedTuple):
@@ -303,7 +303,7 @@ def _real_path(name: str) -> Path:
 
 
 def share_of(point: Duration, length: Duration) -> float | None:
-    """Convert a point of a run to a share of its length. Return None if the units differ.
+    """Convert a point of a run to a fraction of its length. Return None if the units differ.
 
     >>> share_of(Duration.parse("2 epochs"), Duration.parse("6 epochs"))
     0.3333333333333333

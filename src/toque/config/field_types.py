@@ -69,9 +69,10 @@ def _is_whole_number(value: Duration) -> bool:
 
 
 _MAX_PATH_BYTES = 3_800
-"""Maximum bytes of a path. Linux allows 4,096, including the names of files in a folder."""
+"""Maximum length of a path, in bytes. Linux allows 4,096, including the names of nested files.
+"""
 _MAX_NAME_BYTES = 255
-"""Maximum bytes of a file name in Linux."""
+"""Maximum length of a file name in Linux, in bytes."""
 _PYTHON_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 _FROM_ENVIRONMENT = re.compile(r"env:[A-Za-z_]\w*")
 _BLANK = re.compile(r"\s")
@@ -270,7 +271,7 @@ OwnTaskName = Annotated[
 DifficultyName = Literal["easy", "medium", "hard"]
 
 Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
-"""A share of at least 0 and below 1."""
+"""A fraction of at least 0 and below 1."""
 
 Auto = Literal["auto"]
 Once = Predicate(lambda values: len(set(values)) == len(values))

@@ -21,9 +21,9 @@ def can_change_length(
     continue if its updates so far equal the updates of the longer run.
 
     Args:
-        old: The configuration of the run.
-        new: The same configuration with another length.
-        progress: The progress of the run.
+        old: Configuration of the run.
+        new: Same configuration with another length.
+        progress: Progress of the run.
         total_seconds: Time of the entire command so far, which `progress` does not include.
     """
     old_length, new_length = old.train.stop_after, new.train.stop_after

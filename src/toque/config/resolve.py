@@ -37,13 +37,13 @@ COMMAND_LINE = "command line"
 DEFAULT = "default"
 PRESETS = Path(__file__).parent.parent / "presets"
 MAX_BYTES = 1 << 20
-"""Maximum size of a file. `init` writes a few thousand bytes."""
+"""Maximum size of a configuration file, in bytes. `init` writes a few thousand bytes."""
 _HARDWARE = "hardware"
 _MAX_NAME_CHARS = 80
-"""Maximum characters of a name in a message."""
+"""Maximum length of a name in a message, in characters."""
 _MAX_LISTED_FILES = 5
 _MAX_INDEX_DIGITS = 19
-"""Maximum digits of an index in a list. `int` rejects thousands of digits."""
+"""Maximum number of digits in a list index. `int` rejects numbers with thousands of digits."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def _read(name: str) -> Document:
         return _parse(text, f"presets/{name}.yaml")
 
     try:
-        with named_path(name).open("rb") as file:  # also a pipe of the shell
+        with named_path(name).open("rb") as file:  # also a pipe created by the shell
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(

@@ -22,9 +22,8 @@ CODE_SETTINGS = {
     "observe.callbacks": "observe.callbacks=[]",
     "optim.name": "optim.name=adamw",
 }
-"""Settings that can name code, with an override that removes it.
-
-The metrics of a task in data.tasks can also name code.
+"""Settings that can name code, and for each setting an override that removes the code. The metrics
+of a task in data.tasks can also name code.
 """
 _RUN_CONFIG = "config.yaml"
 """Name of the configuration in a run folder."""

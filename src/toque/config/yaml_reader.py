@@ -29,7 +29,7 @@ _FLOAT = (
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
 _NOT_PYTHON = re.compile(r"_|\.(?=inf|nan)")
-"""Characters of YAML's numbers that Python's `float` does not accept."""
+"""Characters of YAML numbers that Python's `float` does not accept."""
 _BOOL = r"true|True|TRUE|false|False|FALSE"
 _NULL = r"~|null|Null|NULL|"
 _SCALARS = {
@@ -111,8 +111,8 @@ def read_yaml(text: str, name: str) -> Document:
     """Read one YAML document.
 
     Args:
-        text: The document.
-        name: The name of the document in error messages.
+        text: Text of the document.
+        name: Name of the document in error messages.
 
     Raises:
         ConfigError: The text is not YAML, or has values of another type.
@@ -166,7 +166,7 @@ def _read_value(
 def _read_mapping(
     node: yaml.MappingNode, path: Path, document: Document, above: tuple[int, ...]
 ) -> Mapping[str, Any]:
-    """Convert a mapping. Its names must be texts, each once."""
+    """Convert a mapping. Its keys must be text, each used once."""
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1

@@ -25,7 +25,7 @@ from toque.keyed_random import key_of
 _AUGMENT = 4
 """Component of random keys that separates augmentation from the data order."""
 _SAMPLE = 1024
-"""Examples in the sample of `in_words`. It takes a tenth of a second."""
+"""Number of examples that `in_words` samples. The sample takes a tenth of a second."""
 
 Outcome = Literal["plain", "rejected", "changed"]
 """Outcome for an example. plain: the rules made no edits. rejected: the edited text is too long, or
@@ -35,13 +35,13 @@ the tokenizer does not reproduce the text."""
 class Rewriting:
     """Augmented training examples of a store, as a function of row and epoch key.
 
-    An example that would become longer than the store's longest row stays unchanged, so that it
-    fits in memory and in the model's context length.
+    An example that would become longer than the store's longest row is not changed, so that it fits
+    into memory and into the model's context length.
 
     Args:
         rules: The probabilities of the rules.
-        store: The store.
-        rows: The training rows of the store.
+        store: Store with the examples.
+        rows: Training rows of the store.
         encoder: True for an encoder-decoder model. It limits prompt and target separately.
     """
 
@@ -121,7 +121,7 @@ class Rewriting:
         return (new_prompt, new_target), "changed"
 
     def _fits(self, n_prompt: int, n_target: int) -> bool:
-        """Check that an example of these tokens is not longer than the store's longest row."""
+        """Check that an example with these tokens is not longer than the store's longest row."""
         if self._encoder:
             return n_prompt <= self._max_prompt and n_target <= self._max_target
         return n_prompt + n_target <= self._max_length

@@ -38,7 +38,7 @@ _ISO_MINUTES = (
 
 
 def minutes_in_step(text: str) -> list[float]:
-    """List the times in a step in minutes. A range counts with its longer time.
+    """List the times in a step, in minutes. A range counts as its longer time.
 
     >>> minutes_in_step("Rest 1/2 hour, bake for 1½ to 2 hours, keep for 3 days.")
     [30.0, 120.0]
@@ -50,7 +50,7 @@ def minutes_in_step(text: str) -> list[float]:
 
 
 def minutes_of(text: str) -> float | None:
-    """Parse a time, also as h:mm or in ISO 8601. Return minutes, or None without a unit.
+    """Parse a time, including h:mm and ISO 8601. Return minutes, or None without a unit.
 
     >>> minutes_of("1½ hours"), minutes_of("1h30"), minutes_of("2 days 1 hour"), minutes_of("0:45")
     (90.0, 90.0, 2940.0, 45.0)

@@ -40,7 +40,7 @@ from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_tex
 from toque.keyed_random import key_of
 from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
-UNKNOWN = 255  # column value of an unknown label
+UNKNOWN = 255  # column value for an unknown label
 UNCLEAN_NAMES = "ingredient names left out of prompts: not only the name of a food"
 # Origins of a nutrition class, as codes of the column `nutrition_from`.
 BY_RULE = 0  # our rule
@@ -198,7 +198,7 @@ class _Fields:
 
     @property
     def n_before(self) -> int:
-        """Number of steps before the next step, at least 1. 0 for a recipe of one step."""
+        """Number of steps before the next step, at least 1. 0 for a recipe with one step."""
         n_steps = len(self.reading.recipe.steps)
         if n_steps < 2:
             return 0

@@ -10,7 +10,7 @@ _LETTERS = bytes(
     ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32
     for code in range(256)
 )
-"""Translation of ASCII: letters to lower case, other characters to spaces."""
+"""Translation table for ASCII: letters to lower case, other characters to spaces."""
 _LOWER = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
 _NOT_ALPHANUMERIC = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
@@ -53,13 +53,13 @@ def parts_of_title(title: str) -> list[str]:
 
 
 def share_true(values: Iterable[bool]) -> float:
-    """Compute the share of true values, or 0.0 without values."""
+    """Compute the fraction of true values, or 0.0 without values."""
     verdicts = list(values)
     return sum(verdicts) / len(verdicts) if verdicts else 0.0
 
 
 def share_distinct(items: Sequence[Hashable]) -> float:
-    """Compute the share of distinct items, or 1.0 without items."""
+    """Compute the fraction of distinct items, or 1.0 without items."""
     return len(set(items)) / len(items) if items else 1.0
 
 

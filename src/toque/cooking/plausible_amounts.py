@@ -49,7 +49,7 @@ _MEASURE = re.compile(
 
 
 def quantity_sanity(recipe: ParsedRecipe) -> float | None:
-    """Compute the share of plausible amounts, temperatures and times, or None without any."""
+    """Compute the fraction of plausible amounts, temperatures and times, or None without any."""
     verdicts = [is_sane_line(line) for line in recipe.ingredients]
     for step in recipe.steps:
         verdicts += [is_plausible for _, is_plausible in _times_and_degrees(step)]

@@ -78,8 +78,9 @@ REQUESTS: tuple[str, ...] = (
     "I need {title} for {servings} people.",
     "Is there a way to make {title} in {minutes} minutes?",
 )
-"""Prompts of the task `request`. A recipe without servings or minutes skips the prompts with these
-fields."""
+"""Prompts for the task `request`. Prompts with servings or minutes are skipped if the recipe does
+not state them.
+"""
 
 MAX_PROMPT_INGREDIENTS = 20
 """Maximum number of ingredient names in a prompt. Real requests are shorter."""

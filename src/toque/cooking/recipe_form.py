@@ -22,7 +22,7 @@ from toque.errors import ConfigError, argument
 from toque.user_paths import named_path
 
 MAX_OTHER_INGREDIENTS = 5
-"""Maximum number of additional ingredients. A guess."""
+"""Maximum number of ingredients that the prompt does not name. A guess."""
 MAX_STEPS = 30
 """Maximum number of steps. A guess: long recipes have 20."""
 SHIPPED = {"recipe": Path(__file__).with_name("recipe.schema.json")}

@@ -1,7 +1,7 @@
 """Recipe scores of a generated text, each in [0, 1]. `recipe_score` combines them.
 
-* ingredient_coherence: share of ingredients with a quantity and a name.
-* instruction_quality: share of steps with a cooking verb.
+* ingredient_coherence: fraction of ingredients with a quantity and a name.
+* instruction_quality: fraction of steps with a cooking verb.
 * completeness: 0.33 for ingredients, 0.33 for steps, 0.34 for a length of 100 to 2000 characters.
 * format_correctness: 0.5 for the header "Ingredients", 0.5 for "Instructions" or "Steps".
 * form: the mean of these four. It does not measure quality: a text that repeats one step twelve
@@ -61,7 +61,9 @@ _AROUND_TITLES = sorted(
 specific."""
 
 POOR = 0.6
-"""Limit of poor scores. In five collections, 97 to 99 % of the recipes have a better score."""
+"""Score below which a recipe is poor. In five collections, 97 to 99 % of the recipes have a better
+score.
+"""
 NAMES = (
     "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
     "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
@@ -94,7 +96,7 @@ def text_metrics(
     all_scores: dict[str, float | None] = {}
     if requested:
         all_scores["ingredient_coverage"] = ingredient_coverage(requested, text)
-        if len(requested) < MAX_PROMPT_INGREDIENTS:  # a longer list was truncated
+        if len(requested) < MAX_PROMPT_INGREDIENTS:  # otherwise it was truncated
             all_scores["hallucinated_ingredients"] = hallucinated_ingredients(
                 requested, recipe
             )
@@ -166,7 +168,7 @@ def requested_ingredients(prompt: str) -> list[str]:
 
 MIN_CHARS = 100
 MAX_CHARS = 2000
-"""Characters of a complete recipe."""
+"""Maximum length of a complete recipe, in characters."""
 
 
 def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
@@ -185,15 +187,15 @@ def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
 
 
 FREE_SHARE = 0.3
-"""Share of repetitions without a penalty: a cake and its frosting may both need salt."""
+"""Fraction of repetitions that has no penalty: a cake and its frosting may both need salt."""
 RUN_WORDS = 4
 """Words per n-gram, as in the metric `repetition`."""
 
 
 def variety(recipe: ParsedRecipe) -> float:
-    """Compute the lowest share of distinct items among ingredients, steps and word n-grams.
+    """Compute the lowest fraction of distinct items among ingredients, steps and word n-grams.
 
-    A share of `FREE_SHARE` may be repetitions.
+    A fraction of `FREE_SHARE` may be repetitions.
     """
     foods = [ingredient_name(line).casefold() for line in recipe.ingredients]
     steps = [" ".join(words_of(step)) for step in recipe.steps]
@@ -209,7 +211,7 @@ _SENTENCE_END = re.compile(r"[.!?;](?=\s)")
 
 
 def sentences_once(recipe: ParsedRecipe) -> float | None:
-    """Compute the share of distinct sentences of at least `RUN_WORDS` words, or None without any.
+    """Compute the fraction of distinct sentences with `RUN_WORDS` or more words; None without any.
 
     `variety` would not detect one repeated sentence.
     """
@@ -234,9 +236,9 @@ _SENTENCE_ENDS = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
 
 
 def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
-    """Compute the share of ingredients with a head noun in the text, singular or plural.
+    """Compute the fraction of ingredients with a head noun in the text, singular or plural.
 
-    The share is 1.0 without ingredients.
+    The fraction is 1.0 without ingredients.
     """
     if not ingredients:
         return 1.0
@@ -260,7 +262,7 @@ def unlisted_ingredients(ingredients: Sequence[str], recipe: ParsedRecipe) -> li
 def hallucinated_ingredients(
     names: Sequence[str], recipe: ParsedRecipe
 ) -> float | None:
-    """Compute the share of listed ingredients that were not requested, or None without any.
+    """Compute the fraction of listed ingredients that were not requested, or None without any.
 
     An ingredient was requested if its head noun is a word of the requested `names`.
     """
@@ -273,7 +275,7 @@ def hallucinated_ingredients(
 
 
 def ingredients_used(recipe: ParsedRecipe) -> float | None:
-    """Compute the share of listed ingredients that the steps use, or None without any."""
+    """Compute the fraction of listed ingredients that the steps use, or None without any."""
     if not recipe.ingredients:
         return None
     text = " ".join(recipe.steps)
@@ -283,7 +285,7 @@ def ingredients_used(recipe: ParsedRecipe) -> float | None:
 
 
 def structure_score(text: str, recipe: ParsedRecipe) -> float:
-    """Compute the share of six properties of a well-formed recipe."""
+    """Compute the fraction of six properties of a well-formed recipe."""
     if not recipe.ingredients or not recipe.steps:
         return 0.0
     folded = text.lower()
@@ -315,18 +317,18 @@ _NAMES_DISHES = frozenset(
     water wing
     """.split()  # noqa: SIM905
 )
-"""Foods of the food table that often name a dish or a kind of food: "coffee cake"."""
+"""Foods in the food table that often name a dish or a kind of food: "coffee cake"."""
 UNLISTED = frozenset(
     """
     broth butter flour garlic herb ice juice liquid oil onion pepper salt sauce spice stock sugar
     vegetable water wine
     """.split()  # noqa: SIM905
 )
-"""Foods that steps may use without listing them, and words for mixtures."""
+"""Foods that steps may use although the recipe does not list them, and words for mixtures."""
 
 
 def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
-    """Compute the share of the foods in the title that the recipe uses, or None without foods."""
+    """Compute the fraction of foods in the title that the recipe uses, or None without foods."""
     foods = foods_of_title(title)
     if not foods:
         return None
@@ -346,7 +348,7 @@ def foods_of_title(title: str) -> frozenset[str]:
 
 
 def steps_listed(recipe: ParsedRecipe) -> float | None:
-    """Compute the share of the foods in the steps that are in the list, or None without foods."""
+    """Compute the fraction of foods in the steps that are in the list, or None without foods."""
     in_list = _stems_in_list(recipe)
     in_steps = _stems_in_steps(recipe)
     listed_foods = in_steps & in_list

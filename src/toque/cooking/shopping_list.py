@@ -34,7 +34,7 @@ class Item:
     amounts: tuple[str, ...]
     """Amounts to add, e.g. "1½ cups". Several if their units cannot be converted."""
     note: str
-    """Remark such as "to taste" or "optional". May be empty."""
+    """Remark such as "to taste" or "optional", or ""."""
 
 
 def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
@@ -119,15 +119,15 @@ _MAX_ERROR = 0.05
 
 
 class _Step(NamedTuple):
-    """Unit of a series of units that are multiples of the first one."""
+    """Unit in a series of units that are multiples of the first unit."""
 
     unit: str
     size: float
-    """Size in the first unit of the series."""
+    """Size of the unit, in the first unit of the series."""
     min_amount: float = 0.0
     """Smallest amount in this unit."""
     max_amount: float = math.inf
-    """Limit of amounts in this unit, exclusive."""
+    """Exclusive upper limit of amounts in this unit."""
 
 
 _LADDERS = (

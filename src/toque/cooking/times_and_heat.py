@@ -11,9 +11,9 @@ from toque.cooking.plausible_amounts import check_times
 from toque.cooking.recipe import ParsedRecipe
 
 OVEN_CELSIUS = (50.0, 300.0)
-"""Plausible temperatures of an oven in degrees Celsius."""
+"""Plausible oven temperatures in degrees Celsius."""
 OVEN_FAHRENHEIT = (120.0, 575.0)
-"""Plausible temperatures of an oven in degrees Fahrenheit."""
+"""Plausible oven temperatures in degrees Fahrenheit."""
 
 # Matches "simmer the beans", but not "a baking sheet" or "bring to a boil"
 _TAKES_TIME = re.compile(
@@ -43,11 +43,11 @@ _OTHER_HEAT = re.compile(
     r"|\b(?:moderate|hot|slow|warm|low|cool|medium|high)\b(?: \w+)? oven",
     re.IGNORECASE,
 )
-"""Temperatures of an oven without a number."""
+"""Oven temperatures without a number."""
 
 
 def times_and_heat(recipe: ParsedRecipe) -> float | None:
-    """Compute the share of present and plausible times and temperatures, or None without any.
+    """Compute the fraction of present and plausible times and temperatures, or None without any.
 
     A step that bakes, simmers, chills and so on needs a duration, in the step or in the next step.
     A recipe with an oven needs a temperature. Every oven temperature must be within `OVEN_CELSIUS`
@@ -89,8 +89,9 @@ _NO_OVEN = frozenset(
     tabbouleh tea vinaigrette fried-rice hot-chocolate ice-cream whipped-cream
     """.split()  # noqa: SIM905
 )
-"""Dishes without an oven. In 68,004 recipes, 5 % of 12,014 such dishes need an oven (8 % of soups
-and salads)."""
+"""Dishes that usually need no oven. Of 12,014 such dishes among 68,004 recipes, 5 % need an oven;
+of soups and salads, 8 %.
+"""
 
 
 def oven_fits(title: str, recipe: ParsedRecipe) -> float | None:

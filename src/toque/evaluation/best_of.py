@@ -27,9 +27,9 @@ class Chosen:
     by: str
     """Name of the score."""
     score: float | None
-    """None if this text has no such score. It then ranks last."""
+    """Score of the text. None if the text has no such score; it then ranks last."""
     mean: float
-    """Mean over the texts that have the score."""
+    """Mean score of the texts that have one."""
     texts: int
     """Number of texts generated for the prompt."""
 
@@ -49,8 +49,8 @@ class BestOf:
     n: int = 1
     """Number of texts to choose from. 1 turns the choice off."""
     by: str | None = None
-    """Name of a score. The default is recipe_score for a prompt that asks for a recipe, and
-    otherwise the likelihood."""
+    """Name of the score. Default: recipe_score for recipe prompts, otherwise likelihood.
+    """
 
     def __post_init__(self) -> None:
         if self.by is not None and self.by not in (LIKELIHOOD, *NAMES):

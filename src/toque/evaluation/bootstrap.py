@@ -30,7 +30,9 @@ RESAMPLES: Final = 1000
 COVERAGE: Final = 0.95
 SEED: Final = 17
 MIN_TEXTS: Final = 10
-"""Minimum texts for a difference's interval. With fewer, bootstrap intervals are too short."""
+"""Minimum number of texts for the interval of a difference. With fewer texts, bootstrap intervals
+are too short.
+"""
 _RESAMPLES_PER_STEP: Final = 32
 
 
@@ -39,11 +41,11 @@ class PerText:
     """Sufficient statistics of a metric per text. The score is a function of their sums."""
 
     values: Floats
-    """[texts, k] Statistics per text. They are 0 if the metric does not apply to the text."""
+    """[texts, k] Statistics of each text, 0 if the metric does not apply to the text."""
     score: Callable[[Floats], Floats]
     """Function from sums [..., k] to scores [...], with NaN for the sums of no text."""
     applies: NDArray[np.bool_]
-    """[texts] Whether the metric applies to the text."""
+    """[texts] True if the metric applies to the text."""
 
     @classmethod
     def mean(cls, values: Floats) -> PerText:
@@ -75,7 +77,7 @@ class PerText:
 
     @property
     def is_finite(self) -> NDArray[np.bool_]:
-        """[texts] Whether the metric applies to the text and is finite."""
+        """[texts] True if the metric applies to the text and is finite."""
         return self.applies & np.isfinite(self.values).all(axis=1)
 
     def select(self, rows: NDArray[np.int64]) -> PerText:
@@ -85,11 +87,11 @@ class PerText:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Score with its confidence interval."""
+    """Score and its confidence interval."""
 
     value: float
     low: float | None
-    """None with fewer than two texts."""
+    """Lower bound of the interval. None with fewer than two texts."""
     high: float | None
     n: int
     """Number of texts to which the metric applies."""
@@ -97,11 +99,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Interval:
-    """Mean of paired differences with its 95 % interval."""
+    """Mean of paired differences and its 95 % confidence interval."""
 
     mean: float
     low: float | None
-    """None with fewer than two runs or `MIN_TEXTS` texts."""
+    """Lower bound of the interval. None with fewer than two runs or `MIN_TEXTS` texts."""
     high: float | None
     pairs: int
 
@@ -298,8 +300,8 @@ def losses_table(
     Args:
         keys: Hash per example, see `key_of_text`.
         nats: Sum of the losses of each target.
-        tokens: Tokens per target.
-        size: Bytes per target, or 0 if the target is not a complete text.
+        tokens: Number of tokens per target.
+        size: Number of bytes per target, or 0 if the target is not a complete text.
         weight: Weight of each example in the loss.
     """
     measures = {"loss": PerText.ratio(weight * nats, weight * tokens)}

@@ -14,7 +14,7 @@ from toque.evaluation.answer_scores import f1_of, macro_f1_of
 BINS: Final = 10
 """Number of confidence bins for the calibration error."""
 MAX_MISTAKES: Final = 3
-"""Maximum wrong answers to list per class, the most frequent first."""
+"""Maximum number of wrong answers to list per class, the most frequent first."""
 _Row = tuple[str, str, str, str, str]
 """Cells of a row in the table of classes."""
 
@@ -29,7 +29,7 @@ class ClassScores:
 
     @property
     def accuracy(self) -> float:
-        """Share of correct answers."""
+        """Fraction of correct answers."""
         return float(np.trace(self.confusion) / self.confusion.sum())
 
     @property

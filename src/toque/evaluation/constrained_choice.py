@@ -26,11 +26,11 @@ from toque.models.lora.frozen import computing
 from toque.reporter import Count, uncounted
 
 TOKENS_PER_BATCH: Final = 4096
-"""Approximate limit of tokens per batch."""
+"""Approximate maximum number of tokens per batch."""
 Prompts = Sequence[Sequence[int] | NDArray[np.generic]]
 """Token ids of each prompt."""
 _USUAL_ANSWER: Final = 8
-"""Assumed tokens of an answer, to estimate the size of a batch."""
+"""Assumed length of an answer in tokens, to estimate the size of a batch."""
 
 
 class _PromptsWithAnswers:

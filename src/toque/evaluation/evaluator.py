@@ -38,14 +38,14 @@ class Evaluation:
     texts: Mapping[str, float] = field(default_factory=dict)
     """Scores of the generated texts, a subset of `metrics`."""
     held_out: Sequence[Sample] = ()
-    """Texts for held-out prompts."""
+    """Generated texts for held-out prompts."""
     users: Sequence[Sample] = ()
-    """Texts for the user's prompts."""
+    """Generated texts for the user's prompts."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Error of each metric that raised one."""
+    """Error of each failed metric."""
     seconds: float = 0.0
     texts_seconds: float = 0.0
-    """Seconds for generating and scoring texts, a part of `seconds`."""
+    """Seconds spent on generating and scoring texts, included in `seconds`."""
     left_out: int = 0
     """Number of texts that were not finished before the time limit."""
 
@@ -75,7 +75,7 @@ class Evaluator:
     interrupted: Callable[[], bool] = bool
     """Called after every batch and token. True stops the evaluation."""
     limit: TimeLimit | None = None
-    """Time limit of the command, only on the first rank."""
+    """Time limit of the command. None on all ranks except the first."""
     last: Evaluation = Evaluation()
     """Newest evaluation."""
 
@@ -167,10 +167,10 @@ class Evaluator:
         *,
         final: bool = False,
     ) -> dict[int, Sample]:
-        """Generate as many texts as the time limit permits. Return the samples by prompt number.
+        """Generate texts until the time limit. Return the samples by prompt index.
 
-        Every rank calls this method. After training, `final` permits the texts to use the time that
-        is otherwise reserved for training.
+        Every rank calls this method. With `final`, i.e. after training, generation may also use the
+        time reserved for training.
         """
         prompts = sampler.prompts
         samples: dict[int, Sample] = {}
@@ -251,7 +251,7 @@ def _stop_after(clock: CommandClock, end: float, on_progress: Count) -> Count:
 def sample_on_all_ranks(
     sampler: Sampler, model: nn.Module, ranks: Ranks, on_progress: Count = uncounted
 ) -> dict[int, Sample]:
-    """Generate the texts on all ranks. Return the finished samples by prompt number.
+    """Generate the texts on all ranks. Return the finished samples by prompt index.
 
     Raises:
         Interrupted: At least one rank was interrupted. All ranks raise the error.
@@ -278,7 +278,7 @@ def sample_on_all_ranks(
 
 
 def goal_of(metric: str) -> Goal:
-    """Return the goal to raise or to lower a metric."""
+    """Return the goal of maximising or minimising a metric."""
     return Goal(metric, rises=metric_named(metric).better != "lower")
 
 
@@ -290,7 +290,7 @@ def watched_metrics(
     *,
     bits: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """List the metrics that the run depends on, and all of Toque's metrics that it computes.
+    """List the metrics on which the run depends, and all of Toque's metrics that it computes.
 
     Args:
         train: Settings with the metrics for checkpoints and early stopping.
@@ -332,7 +332,7 @@ def watched_metrics(
 def _metrics_of_texts(
     evaluation: EvaluationConfig, data: DataConfig, prompts: Sequence[Prompt]
 ) -> tuple[list[str], bool]:
-    """List Toque's metrics of the prompts' texts. Also return whether there are user's metrics."""
+    """List Toque's metrics of the prompts' texts. Also return whether the user has metrics."""
     common: Sequence[str] = ("auto",)
     if evaluation.metrics != "auto":
         common = evaluation.metrics

@@ -44,7 +44,7 @@ GPU_TOKENS: Final = 32_768
 SUBSET_KEY = key_of(0x746F717565)
 """Random key of the held-out subset, the same for all runs and seeds."""
 WeightedBatch = tuple[float, Sequence[Sequence[int]]]
-"""Weight of a batch, and the store rows of each packed row."""
+"""Weight of a batch, and the store rows in each of its packed rows."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class HeldOut:
 
     layout: Layout
     rows: Sequence[Sequence[int]]
-    """Store rows of each packed row."""
+    """Store rows in each packed row."""
     loss_sum: Callable[[nn.Module, Batch], Tensor]
     """Function from model and batch to the sum of nats over the targets."""
     autocast: Callable[[], AbstractContextManager[object]]

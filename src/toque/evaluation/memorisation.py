@@ -33,20 +33,21 @@ if TYPE_CHECKING:
     from toque.evaluation.text_samples import Sample
 
 RUN: Final = 8
-"""Number of tokens in the shortest run that counts.
+"""Length of the shortest run that counts, in tokens.
 
 Nearly every recipe written by a person shares eight tokens with another recipe ("oven to 350
 degrees F"), so the result per text is a length, not a yes or no. With shorter runs, most positions
 of a store would be compared.
 """
 LONG: Final = 50
-"""Number of tokens in a run that indicates memorisation (Carlini et al. 2023, section 3)."""
+"""Length in tokens from which a run indicates memorisation (Carlini et al. 2023, section 3)."""
 MAX_TOKENS: Final = 1 << 28
-"""Maximum tokens to read. In a larger store, only every n-th example is read."""
+"""Maximum number of tokens to read. In a larger store, only every n-th example is read."""
 _CHUNK_TOKENS: Final = 1 << 17
 """Tokens per comparison. Their hashes fit in a core's cache."""
 _MAX_PAIRS: Final = 1 << 20
-"""Maximum pairs per comparison: a position in an example with a position in a text."""
+"""Maximum pairs per comparison. A pair is a position in an example and a position in a text.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class SharedRun:
     """Longest run that a text shares with a training example."""
 
     tokens: int
-    """Number of the run's tokens that do not repeat the prompt. 0 if no run is shared."""
+    """Length of the run in tokens, without tokens that repeat the prompt. 0 if no run is shared."""
     length: int
-    """Number of tokens in the text."""
+    """Length of the text in tokens."""
     example: int | None
     """Store row of the first example with the run."""
 
@@ -195,17 +196,17 @@ class SharedRunFinder:
         self._hashes, first, run = np.unique(
             hashes, return_index=True, return_inverse=True
         )
-        """[different runs] Hash of each run in the texts, ascending."""
+        """[distinct runs] Hash of each run in the texts, ascending."""
         windows = sliding_window_view(ids, RUN)
         self._windows = windows[positions[first]]
-        """[different runs, RUN] Tokens of each run."""
+        """[distinct runs, RUN] Tokens of each run."""
         is_equal = (windows[positions] == self._windows[run]).all(axis=1)
 
         # Runs with equal hashes and different tokens are hash collisions, which are ignored.
         self._keys = np.sort((run * self._n + positions)[is_equal])
         """All positions of each run: run * tokens + position, ascending."""
         self._begins = np.searchsorted(self._keys, np.arange(len(first) + 1) * self._n)
-        """[different runs + 1] Index of each run's first key."""
+        """[distinct runs + 1] Index of each run's first key."""
 
         bits = min(24, len(first).bit_length() + 6)
         self._shift = np.uint64(64 - bits)
@@ -214,7 +215,7 @@ class SharedRunFinder:
         self._may_match[self._hashes >> self._shift] = True
 
         self._best = np.zeros(len(texts), np.int64)
-        """[texts] Tokens of the longest run so far."""
+        """[texts] Length of the longest run so far, in tokens."""
         self._example = np.full(len(texts), -1, np.int64)
         """[texts] Store row of the example with the longest run, or -1."""
 

@@ -1,4 +1,4 @@
-"""BLEU (Papineni et al. 2002), repetition and distinct n-grams of many texts.
+"""BLEU (Papineni et al. 2002), repetition and distinct n-grams for many texts.
 
 BLEU is computed from sufficient statistics per text. It equals sacrebleu 2.6's BLEU with
 `nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`. It ranges from 0 to 100 and is a score of a set of
@@ -29,7 +29,7 @@ U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 BLEU_ORDER: Final = 4
 MAX_PAIRS: Final = 1024
-"""Maximum pairs of texts per call. The index of a pair takes ten bits of a sorting key."""
+"""Maximum number of text pairs per call. The index of a pair takes ten bits of a sorting key."""
 REPETITION_ORDER: Final = 4
 _PAIR_SHIFT = np.uint64(54)
 _ONE = np.uint64(1)
@@ -91,7 +91,7 @@ def mteval_words(text: str) -> list[str]:
 
 
 _ALONE: Final = re.escape("".join(c for c in string.punctuation if c not in "',-."))
-"""Marks that are always separate words."""
+"""Punctuation marks that are always separate words."""
 _TOKEN: Final = re.compile(
     rf"[{_ALONE}]|(?<![0-9])[.,]|[.,](?![0-9])|(?<=[0-9])-"
     rf"|(?:[^\s{_ALONE}.,\-]+|(?<=[0-9])[.,](?=[0-9])|(?<![0-9])-)+"
@@ -124,7 +124,7 @@ def count_ngrams(counts: I64, n: int) -> I64:
 
 
 def repetition(words: HashedTokens) -> NDArray[np.float64]:
-    """Compute rep-4 (Welleck et al. 2020): the share of a text's 4-grams that are repeated.
+    """Compute rep-4 (Welleck et al. 2020): the fraction of a text's 4-grams that are repeated.
 
     The result is [texts], with NaN for texts of fewer than four words.
     """
@@ -138,7 +138,7 @@ def repetition(words: HashedTokens) -> NDArray[np.float64]:
 
 
 def distinct_share(parts: Sequence[U64]) -> float | None:
-    """Compute distinct-n (Li et al. 2016): the share of different n-grams among hashed n-grams.
+    """Compute distinct-n (Li et al. 2016): the fraction of distinct n-grams among hashed n-grams.
 
     Return None without n-grams.
     """
@@ -172,13 +172,13 @@ def count_shared_ngrams(a: HashedTokens, b: HashedTokens, n: int) -> I64:
 
 
 def _sorting_keys(tokens: HashedTokens, n: int) -> U64:
-    """Return a key per n-gram: ten bits of the pair, 53 bits of the hash, and 0 for the side."""
+    """Return one key per n-gram: ten bits for the pair, 53 bits of the hash, and 0 for the side."""
     hashes, texts = hash_ngrams(tokens, n)
     return (texts.astype(np.uint64) << _PAIR_SHIFT) | (hashes >> np.uint64(11) << _ONE)
 
 
 def bleu_counts(ours: HashedTokens, theirs: HashedTokens) -> NDArray[np.float64]:
-    """Count what BLEU needs per pair of prediction and reference, [pairs, 10].
+    """Compute BLEU's counts for each pair of prediction and reference, [pairs, 10].
 
     The columns are the words of the prediction, the words of the reference, the shared n-grams for
     n = 1 to 4, and the n-grams of the prediction for n = 1 to 4.

@@ -19,9 +19,9 @@ from toque.training.observers.live_progress import Highlight
 from toque.units import Progress
 
 MAX_LINES: Final = 30
-"""Maximum lines per text in the log."""
+"""Maximum number of lines per text in the log."""
 MAX_LETTERS: Final = 200
-"""Maximum characters per line of a text in the log."""
+"""Maximum number of characters per line of a text in the log."""
 _QUALITY: Final = (
     "recipe_score",
     "ingredient_coherence",
@@ -32,9 +32,9 @@ _QUALITY: Final = (
 _SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
 """Scores in the log. metrics.jsonl has all scores."""
 _EXCERPT_LINES: Final = 3
-"""Maximum lines of an excerpt at the end of a run."""
+"""Maximum number of lines in an excerpt at the end of a run."""
 _MAIN: Final = ("recipe_score", "rougeL")
-"""Main scores by preference. The progress line shows the first available score."""
+"""Main scores in order of preference. The progress line shows the first available score."""
 _TITLES: Final = {"bleu": "BLEU, of 100"} | {
     f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"
 }
@@ -55,7 +55,7 @@ class SampleWriter(Callback):
     _before: Mapping[str, float] = field(default_factory=dict)
     """Scores of the previous evaluation's texts."""
     _failed: set[str] = field(default_factory=set)
-    """Metrics with a reported error."""
+    """Metrics with an error that has been reported."""
     _left_out: list[int] = field(default_factory=list)
     """Number of omitted texts for each evaluation that omitted any."""
 
@@ -85,7 +85,7 @@ class SampleWriter(Callback):
         self._before = evaluation.texts
 
     def _report_left_out(self, at: Progress, n_left_out: int, n_samples: int) -> None:
-        """Count omitted texts. Warn at the first evaluation that omits any."""
+        """Count omitted texts. Warn at the first evaluation that omits texts."""
         if n_left_out == 0 or self.evaluator.limit is None:
             return
         if not self._left_out:
@@ -94,7 +94,7 @@ class SampleWriter(Callback):
         self._left_out.append(n_left_out)
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Report the total number of omitted texts, if several evaluations omitted any."""
+        """Report the total number of omitted texts, if more than one evaluation omitted texts."""
         n_evaluations = len(self._left_out)
         if n_evaluations > 1:
             n = sum(self._left_out)

@@ -29,7 +29,7 @@ class TaskScores:
     n: int
     """Number of held-out examples."""
     loss: float
-    """Nats per target token."""
+    """Mean loss in nats per target token."""
     perplexity: float
     classes: ClassScores | None = None
     """Scores of the chosen classes, if the task has classes."""
@@ -119,7 +119,7 @@ def _score_task(
     rows: NDArray[np.int64],
     reporter: Reporter,
 ) -> TaskScores:
-    """Score a task on some store rows: its loss, and its classes if it has any."""
+    """Score a task on some store rows: its loss, and its choices if the task has classes."""
     packed = pack_rows(store, rows, heldout.layout.shape)
     task_heldout = replace(heldout, rows=packed, weights=None)
     with counting(reporter, "evaluating", f"examples of the task {task}") as count:

@@ -29,9 +29,9 @@ from toque.sources.records import NO_TASK, TaskTemplate, attempt
 from toque.storage.json_files import append_json_lines
 
 _EXTRA_TOKENS: Final = 8
-"""Maximum tokens of an answer beyond the longest class, so that a wrong answer is recognised."""
+"""Maximum number of tokens beyond the longest class, so that a wrong answer is recognised."""
 LENGTHS: Final = (("short", 100), ("medium", 200))
-"""Length labels with their largest number of words. Longer texts are labelled long."""
+"""Length labels, each with its maximum number of words. Longer texts have the label long."""
 
 
 def metrics_of(task: TaskTemplate) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class Prompt:
     task: str = ""
     """Name of the task, if it has separate metrics."""
     max_tokens: int | None = None
-    """Maximum tokens of an answer, if the task has short answers."""
+    """Maximum length of an answer in tokens, if the task has short answers."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Sampler:
     def generate_samples(
         self, model: nn.Module, on_progress: Count = uncounted
     ) -> dict[int, Sample]:
-        """Generate a sample per prompt. Return the samples by the number of the prompt.
+        """Generate one sample per prompt. Return the samples by prompt index.
 
         If `on_progress` raises TimeIsUp, only the prompts with a finished text have a sample.
         """
@@ -146,7 +146,7 @@ class Sampler:
     def _generate_finished(
         self, model: nn.Module, rows: Sequence[int], max_tokens: int, on_progress: Count
     ) -> dict[int, list[int]]:
-        """Generate texts for some prompts. Return the finished texts by prompt number."""
+        """Generate texts for some prompts. Return the finished texts by prompt index."""
         texts: list[list[int]] = [[] for _ in rows]
         finished: list[int] = []
 
@@ -207,9 +207,9 @@ def score_text(
 
 
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str | None:
-    """Append a JSON line per sample, all or none.
+    """Append one JSON line per sample. Write all lines or none.
 
-    Return a warning if writing failed. A run does not stop without its samples.
+    Return a warning if writing fails. The run continues without its samples.
     """
     records = [{"step": step} | sample.record() for sample in samples]
     lines = [json.dumps(record, ensure_ascii=False) for record in records]

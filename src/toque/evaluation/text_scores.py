@@ -62,11 +62,11 @@ _NAMES_OF: Final[Mapping[str, Sequence[str]]] = {
 }
 """Score names of metrics that have several scores."""
 NO_CLASS: Final = "no_class"
-"""Name of a score: the share of answers that are not a class of the task."""
+"""Name of a score: the fraction of answers that are not a class of the task."""
 PART: Final = MAX_PAIRS // 4
-"""Texts per step. Their hashes fit in a core's cache."""
+"""Number of texts per step. Their hashes fit in a core's cache."""
 MAX_SLICES: Final = 12
-"""Maximum labels to report per slicing, the most frequent first."""
+"""Maximum number of labels to report per slicing, the most frequent first."""
 
 UserMetric = Callable[[Sequence[str], Sequence[str]], Any]
 """Function from predictions and references to one score, one score per text, or {name: score(s)}.
@@ -76,7 +76,7 @@ Scores per text have a confidence interval.
 
 
 def names_in(metrics: Collection[str]) -> list[str]:
-    """List the score names of Toque's metrics. The user's metrics have a colon and are left out."""
+    """List the score names of Toque's metrics. The user's metrics have a colon and are omitted."""
     return [name for m in metrics if ":" not in m for name in _NAMES_OF.get(m, (m,))]
 
 
@@ -119,7 +119,7 @@ class TextScores:
     groups: Sequence[str] = METRIC_GROUPS
     """Toque's metrics to compute."""
     user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
-    """User's functions by import path."""
+    """The user's metric functions, by import path."""
     classes: Sequence[str] = ()
     """Classes of the task, or () if its answers are free text."""
     reserved_names: Collection[str] = ()
@@ -165,11 +165,12 @@ class TextScores:
         self.failed: dict[str, str] = {}
         """Error of each metric that raised one."""
         self._unscored: Counter[str] = Counter()
-        """Number of texts without recipe scores, by error."""
+        """Number of texts without recipe scores, by error message."""
         self._keys: list[str] = []
         self._rows: dict[str, list[tuple[int, Floats]]] = defaultdict(list)
-        """Statistics of parts of the texts, by score name. Each part has the row of its first text
-        and a [texts, k] array."""
+        """Statistics of consecutive parts of the texts, by score name. Each part has the index of
+        its first text and a [texts, k] array.
+        """
         self._labels: dict[str, list[str]] = defaultdict(list)
         """Label per text, by slicing."""
         self._texts: tuple[list[str], list[str]] = ([], [])

@@ -24,13 +24,13 @@ class Card:
     devices: tuple[str, ...]
     """Names of the GPU in torch, without the brand."""
     memory_bytes: int
-    """Memory that torch reports."""
+    """Bytes of GPU memory, as reported by torch."""
     flops_per_second: Mapping[str, float]
-    """Speed of dense matmuls with float32 accumulation, by supported number format."""
+    """FLOP/s of dense matmuls with float32 accumulation, by supported number format."""
     link: tuple[str, float] | None
     """Connection between a machine's GPUs: its kind, and bytes per second in one direction."""
     source: str
-    """Document of the manufacturer."""
+    """Manufacturer's document with these numbers."""
 
 
 @cache

@@ -104,7 +104,7 @@ def _check_cuda_device(device: torch.device) -> None:
 
 
 def why_no_gpu() -> tuple[str, bool]:
-    """Return the reason why torch finds no GPU. True means that a GPU exists and fails."""
+    """Return the reason why torch finds no GPU, and True if a GPU exists but fails."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return f"torch {torch.__version__} is a build without CUDA", False
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")

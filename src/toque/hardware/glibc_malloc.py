@@ -49,7 +49,7 @@ def return_freed_memory() -> bool:
 
 
 def _set_parameters(*settings: tuple[int, int]) -> bool:
-    """Set parameters of malloc. Return False for other C libraries, and if one is rejected."""
+    """Set malloc parameters. Return False with another C library, or if one is rejected."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -12,9 +12,10 @@ import psutil
 import torch
 
 HEADROOM: Final = 0.9
-"""Share of the free memory for training. Fragmentation and other programs need the rest."""
+"""Fraction of the free memory for training. The rest is for fragmentation and other programs.
+"""
 BESIDE_TRAINING: Final = 0.25
-"""Share of the free memory for generation or an evaluation during training (a guess)."""
+"""Fraction of the free memory for generation or an evaluation during training. A guess."""
 _LIMITS: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
@@ -27,8 +28,9 @@ _OUT_OF_MEMORY: Final = re.compile(
     r"can't allocate memory|not enough memory|_STATUS_ALLOC_FAILED"
     r"|(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[\w+\]: out of memory"
 )
-"""Messages of out-of-memory errors that have no class of their own in torch. NCCL's message is not
-included, because ranks cannot recover from it."""
+"""Messages of out-of-memory errors without a separate class in torch. NCCL's message is not
+included, because ranks cannot recover from it.
+"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -99,7 +99,7 @@ class PackedLinear(nn.Module):
         self.bias = None if bias is None else bias.detach().to(dtype)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Compute [..., in] to [..., out]. The output has the precision of the input."""
+        """Map [..., in] to [..., out]. The output has the precision of the input."""
         linear = onednn_linear if self.is_packed else functional.linear
         output = linear(states.to(self.dtype), self.weight, self.bias)
         return output.to(states.dtype)

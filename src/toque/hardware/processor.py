@@ -11,8 +11,9 @@ from typing import Final
 import psutil
 
 WORTH_WHILE: Final = 0.25
-"""A machine is busy if programs need this many cores more than it has. An idle desktop needs fewer
-additional cores."""
+"""Shortage of cores from which a machine counts as busy: programs need this many cores more than it
+has. The shortage on an idle desktop is smaller.
+"""
 _IDLE: Final = ("idle", "iowait", "guest", "guest_nice")
 """Counters that are not work, or that `user` already includes (guests)."""
 _MEASURED_SECONDS: Final = 0.1
@@ -23,11 +24,11 @@ class ProcessorUse:
     """Reading of the processor time on the cores of this process, in seconds."""
 
     at: float
-    """Time of the reading."""
+    """Time of the reading, in seconds."""
     busy: float
-    """Processor time of all programs, and of other virtual machines on the same hardware."""
+    """Processor seconds of all programs, and of other virtual machines on the same hardware."""
     own: float
-    """Processor time of this process."""
+    """Processor seconds of this process."""
 
     @classmethod
     def now(cls) -> ProcessorUse:
@@ -57,7 +58,7 @@ class ProcessorUse:
 
 @cache
 def usable_cores() -> tuple[int, ...]:
-    """Return the numbers of the cores that this process may run on. They are read once."""
+    """Return the indices of the cores on which this process may run. They are read once."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -67,9 +68,9 @@ def is_contended(*, threads: int, others: float, cores: int) -> bool:
     """True if spinning threads would delay each other.
 
     Args:
-        threads: Computing threads of this process.
-        others: Cores in use by other programs.
-        cores: Cores of this process.
+        threads: Number of computing threads in this process.
+        others: Number of cores that other programs use.
+        cores: Number of cores of this process.
 
     >>> is_contended(threads=2, others=1.0, cores=2), is_contended(threads=2, others=0.1, cores=2)
     (True, False)

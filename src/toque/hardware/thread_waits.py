@@ -1,4 +1,4 @@
-"""Thread waits: how long OpenMP's threads spin for each other before they sleep.
+"""Thread waits: how long OpenMP threads spin while they wait for each other, before they sleep.
 
 A spinning thread responds fastest on an idle machine. Next to a busy program it takes the core from
 the thread that it waits for. The limits here are for an idle machine. `short_waits` lowers the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-_LONGROPE: Final = ("longrope", "su")  # "su" is the name in older files of Phi-3
+_LONGROPE: Final = ("longrope", "su")  # "su" is the name in older Phi-3 files
 
 
 def window_of(config: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Model families: four with their own code, and one for all other dense causal models.
+"""Model families: four with separate code, and one for all other dense causal models.
 
 To add a family, add an entry to `FAMILIES` and an entry to tests/tiny.py. A causal model of another
 type is checked on its own weights when it is loaded (`loading/self_check.py`).
@@ -152,7 +152,7 @@ def embedding(model: nn.Module) -> Tensor:
 
 
 def vocabulary_rows(model: nn.Module) -> int:
-    """Return V, the rows of the token embedding. The tokenizer may have fewer tokens."""
+    """Return V, the number of rows of the token embedding. The tokenizer may have fewer tokens."""
     return int(embedding(model).shape[0])
 
 
@@ -162,7 +162,7 @@ def exchange_parameters(
     """Replace every parameter of a model, in place.
 
     Args:
-        model: The model. Its shared parameters remain shared.
+        model: Model to change. Its shared parameters remain shared.
         replacements: New parameters by the id of the old ones.
     """
     for module in model.modules():

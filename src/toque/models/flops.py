@@ -69,10 +69,10 @@ def flops_per_token(
     6 * (1.208e9 + 1.03e8) + 12 * 24 * 2048 * 1024 = 8.47e9.
 
     Args:
-        model: The model.
-        context: Average keys per target token, which is half the length of causal examples.
-        labelled_share: Share of the target tokens with a label.
-        source_share: Share of source tokens among all tokens.
+        model: Model to count.
+        context: Average number of keys per target token: half the length of causal examples.
+        labelled_share: Fraction of the target tokens with a label.
+        source_share: Fraction of source tokens among all tokens.
         source_context: Average keys per source token; `context` by default.
         cross_context: Average source keys per target token; `source_context` by default.
     """
@@ -96,7 +96,7 @@ def flops_per_token(
 
 
 def _context_by_layer(config: Any, context: float) -> list[float]:
-    """Return the keys per token in each layer of a decoder-only model."""
+    """Return the number of keys per token in each layer of a decoder-only model."""
     window = window_of(config)
     narrow = context if window is None else min(context, float(window))
     layer_types = getattr(config, "layer_types", None)

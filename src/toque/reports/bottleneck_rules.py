@@ -1,4 +1,4 @@
-"""Bottleneck rules: causes that slow a run down, by their share of its time, and their remedies.
+"""Bottleneck rules: causes that slow down a run, with their share of its time, and remedies.
 
 A gain is the relative increase of the training loop's tokens per second: 0.25 is 25 % faster. It
 is None if the measurements do not allow an estimate.
@@ -19,31 +19,31 @@ from toque.runs.history import number
 from toque.training.bottlenecks import DATA_ADVICE, GPU_BUSY, memory_ladder
 
 NOTABLE: Final = 0.05
-"""Share of the time below which a cause is not reported."""
+"""Fraction of the time below which a cause is not reported."""
 AMOUNT: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?([a-z%]{1,12})\Z")
 """Number and unit of a setting such as "10 steps"."""
 _TARGET_SHARE: Final = 0.02
-"""Time of evaluations or saves that is acceptable, relative to the time of the updates."""
+"""Acceptable time for evaluations or saves, relative to the time for updates."""
 _SMALL_EVALUATION: Final = {"max_examples": 64, "texts": 4}
-"""Estimated numbers of examples and texts that suffice for an evaluation."""
+"""Numbers of examples and texts that are enough for an evaluation. A guess."""
 _MUCH_PADDING: Final = 0.15
-"""Share of padding in a batch above which it is reported."""
+"""Fraction of padding in a batch above which it is reported."""
 _FEW_TOKENS: Final = 1024
-"""Estimate of the tokens per update below which fixed costs dominate."""
+"""Tokens per update below which fixed costs dominate. A guess."""
 _MANY_TOKENS_PER_STEP: Final = 16_384
-"""Estimate of the tokens per micro-batch above which memory becomes the limit. On a CPU, 4096
+"""Tokens per micro-batch above which memory becomes the limit. A guess. On a CPU, 4096
 tokens suffice for full speed."""
 _IDLE_WEIGHT: Final = 0.5
-"""Share of the idle arithmetic that another batch size may recover. A guess."""
+"""Fraction of the idle arithmetic that another batch size may recover. A guess."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause that slows a run down, with a remedy if one is known."""
+    """A cause that slows down a run, with a remedy if one is known."""
 
     cause: str
     weight: float
-    """Share of the loop's time that the remedy could save. Findings are sorted by it."""
+    """Fraction of the loop's time that the remedy could save. Findings are sorted by it."""
     sentence: str
     lever: str | None = None
     """Description of the remedy."""
@@ -60,7 +60,7 @@ Findings = Iterator[Finding]
 
 
 def find_bottlenecks(facts: Facts) -> list[Finding]:
-    """List everything that notably slows the run down, the most important cause first."""
+    """List the causes that notably slow down the run, the most important first."""
     notable = [
         finding
         for rule in RULES
@@ -71,7 +71,7 @@ def find_bottlenecks(facts: Facts) -> list[Finding]:
 
 
 def speed_gain(saved_share: float) -> float:
-    """Convert a saved share of the time into a gain in speed.
+    """Convert a saved fraction of the time into a gain in speed.
 
     >>> speed_gain(0.2)
     0.25
@@ -103,7 +103,7 @@ def _lost_time_finding(
 
 
 def _format_wall_share(facts: Facts, *share_names: str) -> str:
-    """Format a share of the wall time, as in the table of shares."""
+    """Format a fraction of the wall time, as in the table of shares."""
     return f"{facts.wall_share(*share_names):.0%}"
 
 
@@ -264,7 +264,7 @@ def _check_saving(facts: Facts) -> Findings:
 def _longer_interval(
     facts: Facts, share: float, n_times: int, *, setting: str
 ) -> tuple[tuple[str, ...], float]:
-    """Choose an interval of at most half the run that reduces a share to `_TARGET_SHARE`.
+    """Choose an interval of at most half the run that reduces the share to `_TARGET_SHARE`.
 
     Return an override and the share that it saves, or an empty tuple and 0.
     """

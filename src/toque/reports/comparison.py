@@ -40,7 +40,7 @@ METHOD: Final = (
 )
 _LOSSES: Final = ("loss", "bits_per_byte")
 _PRIMARY: Final = (*_LOSSES, "recipe_score")
-"""Measures that decide which run is better."""
+"""Metrics that decide which run is better."""
 _NONE: Final = "-"
 _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("updates", "steps", "{:,d}".format),
@@ -83,7 +83,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """Difference of a measure between the first run and another."""
+    """Difference in a metric between the first run and another."""
 
     measure: str
     first: float
@@ -100,7 +100,7 @@ class ScoreDifference:
 
     @property
     def lower_is_better(self) -> bool:
-        """True if lower values of the measure are better."""
+        """True if lower values of the metric are better."""
         return metric_named(self.measure).better == "lower"
 
     def record(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class Comparison:
         return Page(PageHead("Comparison", title, self.sentence), sections)
 
     def _differing_settings(self) -> dict[str, dict[str, str]]:
-        """Return the settings that differ between runs, with "-" if a run lacks one.
+        """Return the settings that differ between runs, with "-" for a run without the setting.
 
         The run folder is left out, because it always differs.
         """
@@ -267,7 +267,7 @@ class Comparison:
         yield Grid(("", *names), self._cost_rows(), title="Cost")
 
     def _other_score_rows(self) -> list[tuple[str, ...]]:
-        """Return the final scores that the tables of differences do not all show."""
+        """Return the final scores that at least one table of differences does not contain."""
         runs = self.runs.values()
         compared = [{d.measure for d in ds} for ds in self.differences.values()]
         in_all_tables = set.intersection(*compared) if compared else set()
@@ -297,7 +297,7 @@ class Comparison:
         return rows
 
     def _conclude(self, other: str) -> str:
-        """Compare a run with the first one by the primary measures."""
+        """Compare a run with the first one by the primary metrics."""
         first = next(iter(self.runs))
         by_name = {d.measure: d for d in self.differences[other]}
         primary = [by_name[name] for name in _PRIMARY if name in by_name]
@@ -332,7 +332,7 @@ class Comparison:
 def _describe_better_run(
     first: str, other: str, primary: Sequence[ScoreDifference]
 ) -> str:
-    """Conclude which run is better by the primary measures, or that none is."""
+    """Conclude which run is better by the primary metrics, or that neither is."""
     for_other = [d for d in primary if d.other_is_better is True]
     for_first = [d for d in primary if d.other_is_better is False]
     undecided = [d for d in primary if d.other_is_better is None]
@@ -354,7 +354,7 @@ def _describe_better_run(
 def compare_scores(
     first: ByText, other: ByText
 ) -> tuple[list[ScoreDifference], list[str]]:
-    """Compare the measures that both runs have over the same texts.
+    """Compare the metrics that both runs have for the same texts.
 
     Also return notes about scores that could not be compared.
     """
@@ -423,7 +423,7 @@ def _compare_measures(
         if interval is None:
             continue
 
-        # Both scores are over the texts to which the measure applies in both runs.
+        # Both scores are over the texts to which the metric applies in both runs.
         is_compared = (first_measure.applies & other_measure.applies)[:, None]
         first_score, other_score = (
             float(measure.score((measure.values * is_compared).sum(axis=0)))

@@ -14,7 +14,7 @@ STYLES: Final = ("one", "two", "three", "four", "five", "six")
 MAX_OVERLAID: Final = len(STYLES)
 _WIDE: Final = Frame(1000.0, 330.0)
 _MAX_DOTS: Final = 60
-"""Minimum number of points of a curve without dots."""
+"""Number of points from which a curve is plotted without dots."""
 _CURVES: Final = (
     "lr",
     "grad_norm",
@@ -24,7 +24,8 @@ _CURVES: Final = (
     "mfu",
 )
 _NOT_SCORES: Final = ("held-out loss", "held-out perplexity")
-"""Curves without a plot among the scores. The loss has its own plot, and perplexity repeats it."""
+"""Curves that are not plotted as scores. The loss has its own plot, and perplexity repeats it.
+"""
 _MACHINE: Final = (
     (
         "Processor",
@@ -53,14 +54,14 @@ _MACHINE: Final = (
         ),
     ),
 )
-"""Title, unit, and the label and field of each line of a plot."""
+"""Title and unit of each plot, and the label and field of each of its lines."""
 _GPUS: Final = (
     ("GPU use", "per cent", "utilisation_percent"),
     ("GPU memory", "GB", "memory_used_bytes"),
     ("GPU power", "watts", "power_watts"),
     ("GPU temperature", "degrees Celsius", "temperature_celsius"),
 )
-"""Title, unit and field of each plot, which has a line per GPU."""
+"""Title, unit and field of each plot with one line per GPU."""
 
 Runs = Mapping[str, RunHistory]
 """Histories of runs by name."""
@@ -132,7 +133,7 @@ def plot_curves(runs: Runs) -> list[Figure]:
 
 
 def plot_machine(history: RunHistory) -> list[Figure]:
-    """Plot the use of the machine while the run trained."""
+    """Plot the use of the machine during the run's training."""
     plots = [
         (title, unit, {label: SYSTEM + name for label, name in parts})
         for title, unit, parts in _MACHINE

@@ -27,7 +27,7 @@ _MARK: Final = b"default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy in the head of every page. It identifies Toque's pages."""
 _starts_with_number: Final = re.compile(r"[-+]?\d").match
 _MAX_CELL: Final = 40
-"""Maximum characters of a cell in a terminal."""
+"""Maximum length of a cell in a terminal, in characters."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Figure:
     kind: ClassVar = "figure"
     title: str
     svg: str
-    """HTML from `toque.reports.svg_charts`, with escaped texts."""
+    """HTML from `toque.reports.svg_charts`. All text in it is escaped."""
     note: str = ""
     narrow: str = ""
     """Variant of `svg` with larger letters for a narrow screen."""
@@ -71,11 +71,11 @@ class Grid:
     note: str = ""
     title: str = ""
     summary: str = ""
-    """Line that opens a folded table, or "" for an open table."""
+    """Line on which a reader clicks to open a folded table, or "" for an open table."""
 
     @cached_property
     def numeric(self) -> frozenset[int]:
-        """Indexes of the columns with numbers in most cells."""
+        """Indices of the columns that have numbers in most cells."""
         columns = zip(*self.rows, strict=True)
         counts = [
             sum(_starts_with_number(cell) is not None for cell in cells)
@@ -165,7 +165,7 @@ class PageHead:
     state: str = ""
     """State of a run in one word."""
     done: float | None = None
-    """Completed share of a run, or None for no progress bar."""
+    """Completed fraction of a run, or None for no progress bar."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Page:
     head: PageHead
     sections: Sequence[Section]
     source: str = ""
-    """Files with the content."""
+    """Files from which the content comes."""
     made_by: str = field(default=f"Written by toque {__version__}", init=False)
 
     def html(self) -> str:

@@ -50,17 +50,17 @@ SECTIONS: Final = (
     "environment",
     "configuration",
 )
-"""Names of the sections in their order. `live/index.html` has an element for each."""
+"""Names of the sections, in order. `live/index.html` has an element for each section."""
 _MAX_PROMPTS: Final = 12
 _MAX_TEXTS: Final = 4
 _MAX_ROWS: Final = 40
 _MAX_GPUS: Final = 4
 _MAX_DEPTH: Final = 8
-"""Maximum nesting of a start event that is shown. An untrusted event may have any nesting."""
+"""Maximum nesting of a displayed start event. An untrusted event may have any nesting."""
 _SHOWN_ELSEWHERE: Final = (
     "event", "step", "epoch", "run_seconds", "stop_after", "train", "arithmetic"
 )  # fmt: skip
-"""Fields of a start event that other sections show."""
+"""Fields of a start event that appear in other sections."""
 _MACHINE_NOTE: Final = "Measured while the run trained."
 
 
@@ -80,7 +80,7 @@ def build_run_page(
         name: Title of the page.
         verdict: Bottlenecks of the run.
         label: Kind of the page.
-        problem: Reason why the run cannot be read at present.
+        problem: Reason why the run cannot be read at the moment.
         overlaid_runs: Runs to show in the plots, by default only this run.
     """
     history = run.history
@@ -254,7 +254,7 @@ def _show_texts(
 
 
 def _fold_texts(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
-    """Show the texts for a prompt, the newest first. Select from many texts at equal distances."""
+    """Show the texts for a prompt, the newest first. Select from many texts at even intervals."""
     distance = max(1, math.ceil(len(samples) / _MAX_TEXTS))
     texts = []
     for sample in samples[::-1][::distance]:

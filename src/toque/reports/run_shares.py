@@ -1,9 +1,9 @@
 """Shares of a run's wall time by cause, computed from its events.
 
-The run's clock measures the seconds of each part. The seconds of computing are divided further:
-waits for cores and memory come from the kernel's counters, matmuls from their FLOPs and the
-machine's measured speed, and padding from its share of the tokens. The rest is "other computing".
-An unreadable value in `metrics.jsonl` counts as missing.
+The run's clock measures the seconds of each part. The computing time is divided further: waits for
+cores and memory come from the kernel's counters, matmuls from their FLOPs and the machine's
+measured speed, and padding from its share of the tokens. The rest is "other computing". An
+unreadable value in `metrics.jsonl` counts as missing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PARTS_OF_SHARE: Final[Mapping[str, Sequence[str]]] = {
 }
 """Shares that the run's clock measures directly."""
 _OUTSIDE_LOOP: Final = (STARTING, COMPILING, PROFILING, FINISHING, UPLOADS)
-"""Shares that are not part of the training loop."""
+"""Shares of the time outside the training loop."""
 _NOT_UPDATING: Final = (
     "starting",
     "evaluation",
@@ -64,12 +64,13 @@ _NOT_UPDATING: Final = (
 )
 """Parts of the clock outside of updates."""
 _TIMED_EVENTS: Final = ("step", "end", "after")
-"""Events with the seconds of parts."""
+"""Events that contain the seconds of the parts."""
 _MUCH_SLEEP: Final = 0.25
-"""Share of the computing time above which the main thread's sleep counts as standing still."""
+"""Fraction of the computing time above which the main thread's sleep counts as `STILL`."""
 _MAX_LOST: Final = 0.95
-"""Maximum share of the computing time for waits. Several threads may wait in the same second, so
-the sum of their waits may exceed it."""
+"""Maximum fraction of the computing time that counts as waiting. Several threads may wait in the
+same second, so the sum of their waits may exceed it.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Share:
     name: str
     seconds: float
     share: float
-    """Share of the wall time, from 0 to 1."""
+    """Fraction of the wall time."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Facts:
     parts: Mapping[str, float]
     """Wall seconds by `phases.Part`, `finishing` and `uploads`."""
     late_compiling: float
-    """Compiling as a share of the seconds of the second half of the updates."""
+    """Fraction of the time of the second half of the updates that was spent on compiling."""
     n_updates: int
     tokens: float
     update_seconds: float
@@ -103,15 +104,15 @@ class Facts:
     host: Mapping[str, float]
     """Sums over all samples of the machine. Empty without samples.
 
-    `waiting_beside_others` and `waiting_alone` are the seconds that a thread waited for a core,
-    with and without other programs on the cores. `others_cores` is a mean.
+    `waiting_beside_others` and `waiting_alone` are the seconds for which a thread waited for a
+    core, with and without other programs on the cores. `others_cores` is a mean.
     """
     start: Event
     """The newest start event."""
     gpu_busy: float | None
     """Mean utilisation of the GPUs, from 0 to 1."""
     gpu_throttled: Mapping[str, float]
-    """Share of the GPU samples with a throttled clock, by reason."""
+    """Fraction of the GPU samples with a throttled clock, by reason."""
     losses: Sequence[float]
     """Training loss of each step event."""
     held_out: Sequence[float]
@@ -147,7 +148,7 @@ class Facts:
 
     @property
     def computing(self) -> float:
-        """Share of the forward and backward passes in the training loop."""
+        """Fraction of the forward and backward passes in the training loop."""
         return self.share(COMPUTING, MATMULS, PADDING)
 
     @property
@@ -249,7 +250,7 @@ def _sum_parts(events: Iterable[Event]) -> dict[str, float]:
 
 
 def _late_compiling(steps: Sequence[Event]) -> float:
-    """Return compiling as a share of the seconds of the second half of the updates."""
+    """Return the fraction of the time spent compiling in the second half of the updates."""
     if len(steps) < 2:
         return 0.0
     parts = _sum_parts(steps[len(steps) // 2 :])
@@ -257,7 +258,7 @@ def _late_compiling(steps: Sequence[Event]) -> float:
 
 
 def _pad_fraction(steps: Sequence[Event]) -> float:
-    """Compute padding as a share of all computed tokens."""
+    """Compute the fraction of all computed tokens that is padding."""
     tokens = computed = 0.0
     for step in steps:
         pad = number(step.get("pad_fraction"))
@@ -366,7 +367,7 @@ def _matmul_seconds(facts: Facts) -> float:
 
 
 def _lost_seconds(facts: Facts, *, busy: float) -> dict[str, float]:
-    """Estimate the seconds in which threads could not compute. Their sum is below `busy`."""
+    """Estimate the seconds during which threads could not compute. Their sum is below `busy`."""
     host = facts.host
     if not host:
         return {}

@@ -14,11 +14,12 @@ from toque.reports.run_shares import dict_or_empty
 Record = Mapping[str, Any]
 _NONE: Final = "-"
 _MAX_COLUMNS: Final = 6
-"""Maximum number of classes in a confusion matrix. More classes have a row each, but no column."""
+"""Maximum number of classes in a confusion matrix. With more, a class has a row but no column.
+"""
 
 
 def make_score_grids(evaluation: Record) -> list[Grid]:
-    """Build the tables of all texts, of memorisation and tasks, and of each slicing.
+    """Build the tables for all texts, for memorisation, for tasks, and for each slicing.
 
     The file may be untrusted.
     """
@@ -64,9 +65,9 @@ def _make_main_grid(evaluation: Record) -> Grid:
 
 
 def _make_slice_grids(slicings: Record) -> Iterator[Grid]:
-    """Make a table per slicing, with a row per metric and a column per label.
+    """Make one table per slicing, with a row per metric and a column per label.
 
-    The intervals are only in the file.
+    The intervals appear only in the file.
     """
     for slicing, parts in slicings.items():
         if not isinstance(parts, Mapping):
@@ -91,7 +92,7 @@ _SHARED_RUNS: Final = {
     "largest_share": "largest share of a text",
     "long_share": "share of texts with a long run",
 }
-"""Titles of the statistics of memorisation. A run is a sequence of consecutive tokens."""
+"""Titles of the memorisation statistics. A run is a sequence of consecutive tokens."""
 
 
 def _make_memorisation_grid(record: Record) -> Grid:

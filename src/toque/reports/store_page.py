@@ -35,7 +35,8 @@ from toque.reports.page import (
 from toque.reports.svg_charts import draw_bars, draw_histogram
 
 MAX_FILES: Final = 30
-"""Maximum number of source files in the table. More files are summed by source and schema."""
+"""Maximum number of source files in the table. Above it, files are summed by source and schema.
+"""
 _NAMES: Final = {
     "quality": ("Quality", "score from 0 to 1"),
     "difficulty": ("Difficulty", ""),
@@ -48,22 +49,22 @@ _NAMES: Final = {
     "n_steps": ("Steps", "steps of a recipe"),
     "cuisine": ("Cuisine", ""),
 }
-"""Caption of the plot, and the unit of the axis or "" for labels, by column."""
+"""Caption of the plot and unit of its axis ("" for labels), by column."""
 _LABELS: Final[Mapping[str, Sequence[str]]] = {
     "difficulty": DIFFICULTIES,
     "nutrition": NUTRITION_CLASSES,
     "cuisine": CUISINES,
 }
 _RANKED: Final = frozenset({"cuisine"})
-"""Columns of labels without an order. The most frequent label comes first."""
+"""Columns of labels that have no order. The most frequent label comes first."""
 _MAX_CLASSES: Final = 8
-"""Maximum number of classes in a line for the terminal. The rest is summed."""
+"""Maximum number of classes in a line for the terminal. The remaining classes are summed."""
 _MAX_HEADING: Final = 110
-"""Maximum characters of the heading of a folded example."""
+"""Maximum length of the heading of a folded example, in characters."""
 _NOTABLE_CUT: Final = 0.02
-"""Share of target tokens that were cut, above which the page warns."""
+"""Fraction of cut target tokens above which the page warns."""
 _NOTABLE_LOSS: Final = 0.1
-"""Share of records that were dropped, above which the page warns."""
+"""Fraction of dropped records above which the page warns."""
 _ORIGINS: Final = {
     "difficulty": ("by rule", "as the source says"),
     "nutrition": (
@@ -213,7 +214,7 @@ def _find_common_folder(files: Sequence[SourceReport]) -> str:
 
 
 def _make_dropped_grid(report: Report) -> Grid:
-    """List the reasons, the most frequent first, with the places of some records."""
+    """List the reasons, the most frequent first, with the positions of some records."""
     rows = []
     for reason, count in sorted(
         report.dropped.items(), key=lambda item: (-item[1], item[0])
@@ -235,7 +236,7 @@ def _make_length_grid(report: Report) -> Grid:
 
 
 def _make_column_grid(report: Report) -> Grid:
-    """Describe each column in a line, for the terminal."""
+    """Describe each column in one line, for the terminal."""
     rows = []
     for column in report.columns:
         title, _ = _NAMES.get(column.name, (column.name, ""))
@@ -269,7 +270,7 @@ def _sort_values(column: ColumnReport) -> list[tuple[str, int]]:
 
 
 def _describe_class_shares(column: ColumnReport) -> str:
-    """Describe the share of each class. Rare classes are summed, and "unknown" comes last."""
+    """Describe the fraction of each class. Rare classes are summed, and "unknown" comes last."""
     labels = _LABELS.get(column.name, ())
     classes: list[tuple[str, int]] = []
     unknown: list[tuple[str, int]] = []

@@ -21,9 +21,9 @@ _BAR_GAP = 8.0
 _LETTER = 8.0
 """Approximate width of a letter in a label, in drawing units."""
 _X_LABEL_DISTANCE = 62.0
-"""Minimum distance of two labels on the x axis, in drawing units."""
+"""Minimum distance between two labels on the x axis, in drawing units."""
 _Y_LABEL_DISTANCE = 45.0
-"""Minimum distance of two labels on the y axis, in drawing units."""
+"""Minimum distance between two labels on the y axis, in drawing units."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def draw_histogram(
     unit: str,
     noun: str,
 ) -> str:
-    """Draw bars of `counts[i]` over [edges[i], edges[i + 1]). `noun` names the counted things."""
+    """Draw bars of `counts[i]` over [edges[i], edges[i + 1]). `noun` names the counted items."""
     if not counts:
         return _placeholder(title)
     frame = Frame()
@@ -188,7 +188,7 @@ def _y_scale(series: Sequence[Series], frame: Frame, *, from_zero: bool) -> Scal
     if from_zero:
         lowest = min(0.0, lowest)
     highest = max(ys)
-    # Lines of a constant value have a margin of a tenth of it. Lines of 0 have a margin of 1.
+    # Lines with a constant value have a margin of a tenth of it. Lines at 0 have a margin of 1.
     margin = (highest - lowest) * 0.04 or abs(highest) * 0.1 or 1.0
     floor = lowest if from_zero and lowest == 0 else lowest - margin
     return Scale(floor, highest + margin, frame.height - _BOTTOM, _TOP)

@@ -16,7 +16,7 @@ from toque.storage.json_files import read_json
 from toque.training.bottlenecks import GPU_BUSY, GRAD_NORM, RAN_OUT, memory_ladder
 
 _FALLING: Final = 0.01
-"""Relative fall of the held-out loss above which more training helps."""
+"""Relative decrease of the held-out loss above which more training helps."""
 _GAP: Final = 1.3
 """Ratio of the held-out loss to the training loss above which a model memorises."""
 
@@ -57,12 +57,12 @@ class Sign:
 
     name: str
     good: bool | None
-    """None if unknown."""
+    """True if the result is good; None if unknown."""
     value: str
 
 
 def judge_run(folder: Path) -> Verdict | None:
-    """Judge a run from its metrics, also while it trains. Return None before the first update."""
+    """Judge a finished or training run from its metrics. Return None before the first update."""
     try:
         facts = collect_facts(read_metrics(folder / METRICS))
     except OSError:
@@ -89,7 +89,7 @@ def _summarise(facts: Facts, bottlenecks: Sequence[Finding]) -> str:
 
 
 def describe_remedy(finding: Finding) -> str:
-    """Format the remedy of a finding with the expected gain."""
+    """Describe the remedy for a finding and its expected gain."""
     if finding.lever is None:
         return "No setting changes this."
 

@@ -2,7 +2,7 @@
 
 The memory follows from tensor shapes (`outlined_update`) and is accurate to 15 %. The time is
 accurate to 25 %. It comes from the run's metrics if the run has at least ten updates. Otherwise, on
-a CPU, each of the run's operations is timed. A GPU is assumed to reach a share of the peak that its
+a CPU, each of the run's operations is timed. A GPU is assumed to reach a part of the peak that its
 manufacturer states.
 """
 
@@ -36,14 +36,16 @@ from toque.runs.peak import Peak
 from toque.runs.time_left import count_events
 
 _TENSOR_SHARE: Final = {"cpu": 0.65, "cuda": 0.9}
-"""Share of the allocator's memory that live tensors use (CPU: lab/notes.md). The rest is gaps, and
-freed blocks that glibc's heap retains for later tensors of the same size."""
+"""Fraction of the allocator's memory that live tensors use (CPU: lab/notes.md). The rest is gaps,
+and freed blocks that glibc's heap retains for later tensors of the same size.
+"""
 _LIBRARY_BYTES: Final = 320 << 20
 """Bytes that libraries allocate during computation, e.g. for oneDNN's compiled matmuls. A rough
 estimate from the demo, which has small tensors."""
 _ASSUMED_UTILISATION: Final = {True: 0.30, False: 0.40}
-"""Assumed share of a GPU's peak. The key is True for an encoder-decoder. Published training runs
-of T5 reach 12 to 38 %, of decoders 33 to 57 %."""
+"""Assumed model FLOPs utilisation of a GPU. The key is True for an encoder-decoder. Published
+training runs reach 12 to 38 % for T5, and 33 to 57 % for decoders.
+"""
 _RECOMPUTE_FACTOR: Final = 4 / 3
 """Relative time of an update that runs the forward pass twice. The backward pass takes as long as
 two forward passes."""
@@ -59,47 +61,48 @@ its step reads tensor values."""
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a run: its rows, updates and tokens."""
+    """Work of a run: its rows, updates and tokens."""
 
     row: OutlinedRows
     """One row with the average number of examples."""
     worst_examples: int
-    """Examples in a row of the longest examples, for which attention takes the most memory."""
+    """Number of examples in a row of the longest examples, the worst case for attention's memory.
+    """
     update_rows: int
     usual_rows: int
     """Default number of rows in a CPU's micro-batch."""
     tokens_per_update: float
-    """Tokens of both sides, without padding."""
+    """Source and target tokens per update, without padding."""
     flops_per_token: float
     products: Mapping[tuple[int, int], float]
     """FLOPs per token in matmuls with weights, by the weight's (in, out) size."""
     totals: Mapping[str, float]
     """Steps, epochs, examples and tokens of the entire run. Unknown totals are missing."""
     seconds: float | None
-    """Length of the run if a time limit ends it, otherwise None."""
+    """Length of the run in seconds, if a time limit ends it."""
     held_out_tokens: float
     how: str
-    """Origin of the examples' lengths."""
+    """Origin of the example lengths, as text."""
 
     @property
     def useful_share(self) -> float:
-        """Tokens without padding as a share of the tokens in full rows."""
+        """Fraction of the tokens in full rows that are not padding."""
         return min(1.0, self.tokens_per_update / (self.update_rows * self.row.tokens))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine that a run is estimated for: this machine or a GPU of the table."""
+    """Machine for which a run is estimated: this machine or a GPU in the table."""
 
     name: str
     where: Where
     precision: str
     memory_bytes: int
-    """Memory available to a process."""
+    """Bytes of memory available to a process."""
     card: Card | None
-    """GPU of the table, or None for this machine."""
+    """GPU in the table, or None for this machine."""
     peak: Peak
-    """Peak of the model's matmuls."""
+    """Peak speed of the model's matmuls."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Memory:
     """Peak memory of training, in bytes."""
 
     parts: Mapping[str, int]
-    """Bytes of tensors by purpose."""
+    """Bytes of the tensors, by purpose."""
     beside: Mapping[str, int]
     """Bytes in addition to the tensors: the allocator's gaps and free blocks, and on a CPU the
     libraries."""
@@ -117,7 +120,7 @@ class Memory:
     recompute: bool
     """True if the backward pass recomputes activations."""
     update: OutlinedUpdate
-    """Bytes and work of one micro-batch."""
+    """Memory and work of one micro-batch."""
     host: int | None = None
     """Bytes of host memory needed to load the model for a GPU. None on a CPU."""
 
@@ -139,24 +142,24 @@ class Memory:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of an update and of the run, with their origin."""
+    """Seconds for an update and for the run, with their origin."""
 
     update_seconds: float
     flops_per_update: float
-    """FLOPs without padding and recomputation."""
+    """FLOPs per update, without padding and recomputation."""
     peak: Peak
     how: str
-    """Origin of `update_seconds`."""
+    """Origin of `update_seconds`, as text."""
     evaluation_seconds: float
     """Seconds to compute the held-out loss once."""
     run_seconds: float | None
-    """Seconds of all updates and held-out losses. None if their number is unknown."""
+    """Seconds for all updates and held-out losses. None if their number is unknown."""
     measured: bool = False
     """True if the run's own updates, including the GPUs' traffic, were measured."""
 
     @property
     def utilisation(self) -> float | None:
-        """Useful FLOPs as a share of the peak, in [0, 1]. None if they exceed the peak."""
+        """Useful FLOPs as a fraction of the peak, in [0, 1]. None if they exceed the peak."""
         share = self.flops_per_update / (
             self.update_seconds * self.peak.flops_per_second
         )
@@ -166,11 +169,11 @@ class Time:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes of a run on the disk, and bytes sent to a bucket."""
+    """Disk space of a run in bytes, and bytes sent to a bucket."""
 
     checkpoint: int
     kept: int
-    """Bytes of the retained checkpoints, plus one of each kind while a save is in progress."""
+    """Bytes of the retained checkpoints, plus one more of each kind during a save."""
     model: int
     """Bytes of the finished model."""
     store: int
@@ -336,7 +339,7 @@ class Estimator:
         Args:
             model: The outlined model.
             memory: The model's estimated memory.
-            utilisation: Share of the peak to assume instead of a measurement.
+            utilisation: Fraction of the peak to assume instead of a measurement.
         """
         work = self.work
         flops = work.flops_per_token * work.tokens_per_update
@@ -369,7 +372,7 @@ class Estimator:
     def _update_seconds(
         self, model: PreTrainedModel, memory: Memory, flops: float
     ) -> tuple[float, str, bool]:
-        """Return an update's seconds, their origin, and whether the run itself was measured."""
+        """Return the seconds per update, their origin, and whether the run itself was measured."""
         work = self.work
         if self.machine.card is None:
             metrics = Path(self.config.run_dir) / METRICS
@@ -493,7 +496,7 @@ def largest_rows(
 
     Args:
         bytes_if_fitting: Returns the bytes of a number of rows, or None if they do not fit.
-        update_rows: Rows per update.
+        update_rows: Number of rows per update.
         available_bytes: Returns the available bytes. It is called after two rows were measured.
 
     Returns:
@@ -513,7 +516,7 @@ def largest_rows(
 
 
 def _text_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -> int:
-    """Return the float32 bytes of the KV cache for the final evaluation's batch of texts."""
+    """Return the bytes of the float32 KV cache for the final evaluation's batch of texts."""
     layers, heads, size = cache_shape(model)
     # An encoder-decoder has cross-attention to the prompt. A decoder caches the prompt itself.
     tokens = row.source + row.target

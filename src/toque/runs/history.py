@@ -20,24 +20,24 @@ from toque.errors import ConfigError
 from toque.units import Duration, Progress
 
 MAX_POINTS: Final = 600
-"""Largest number of points in a plotted curve, about one per pixel."""
+"""Maximum number of points in a plotted curve, about one per pixel."""
 _SMOOTHING_SHARE: Final = 0.04
-"""Window of the running mean, as a share of all values so far."""
+"""Window of the running mean, as a fraction of all values so far."""
 
 Point = tuple[float, float | None]
-"""x and y. y is None if the value is missing."""
+"""(x, y). y is None if the value is missing."""
 Points = tuple[list[float], list[float | None]]
 """x and y values of a curve."""
 METRICS: Final = "metrics.jsonl"
 FINISHED: Final = "finished"
 """Reason in the `end` event of a complete run."""
 SYSTEM: Final = "system "
-"""Prefix of the names of curves over the machine's time."""
+"""Prefix for the names of curves about the machine, over time."""
 _MAX_EVALUATIONS: Final = 2000
 _MAX_WARNINGS: Final = 40
 _MAX_SESSIONS: Final = 200
 _MAX_STEPS: Final = 1000
-"""Number of steps with remembered sums, because checkpoints are written in the background."""
+"""Number of steps with stored sums, because checkpoints are written in the background."""
 _RISE_RATIO: Final = 1.02
 """Ratio of the held-out loss to its minimum that counts as a rise."""
 _MAX_GPUS: Final = 16
@@ -73,7 +73,7 @@ class StepRow(_Row):
     target_tokens: _Count | None = None
     seconds: _Number = None
     run_seconds: _Number = None
-    """Seconds of the run so far that count for train.stop_after."""
+    """Seconds so far that count towards train.stop_after."""
     tokens_per_second: _Number = None
     data_wait_seconds: _Number = None
     pad_fraction: _Number = None
@@ -273,7 +273,7 @@ class Curve:
     def __init__(self, max_points: int = MAX_POINTS) -> None:
         self._max_blocks = max(2, max_points // 2)  # two points per block
         self._block_size = 1
-        """Number of added points after which a block is full."""
+        """Number of points in a full block."""
         self._blocks: list[list[Point]] = []
         self._last_block_size = 0
         """Number of points added to the last block."""
@@ -422,11 +422,11 @@ class RunHistory:
     """Curves by name: a field of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
     `group WHAT GROUP`, and SYSTEM with a field of system events or `gpu INDEX FIELD`."""
     _counted: Progress = Progress()
-    """`progress` with the seconds that count for train.stop_after."""
+    """`progress`, but with the seconds that count towards train.stop_after."""
     _began_at: Progress = Progress()
     """`_counted` at the start of this session."""
     _spent_seconds: float = 0.0
-    """Seconds of updates, evaluations and saves in this session."""
+    """Seconds spent on updates, evaluations and saves in this session."""
     _smoothed: RunningMean = field(default_factory=RunningMean)
     _sums_at_saves: dict[int, _Sums] = field(default_factory=dict)
     """Sums at each checkpoint. A session that continues from a checkpoint starts with its sums."""
@@ -444,7 +444,7 @@ class RunHistory:
 
     @property
     def done(self) -> float | None:
-        """Completed share of the run, or None if it is unknown."""
+        """Completed fraction of the run, or None if it is unknown."""
         length = self.stop_after
         if self.end is not None and self.end.get("reason") == FINISHED:
             return 1.0  # a time limit may end a run before its length is reached
@@ -642,4 +642,4 @@ _UNITS: Final = {
     "_watts": 1.0,
     "_celsius": 1.0,
 }
-"""Size of the plotted unit, by the suffix of a field's name."""
+"""Size of the plotted unit in the field's unit, by the suffix of the field's name."""

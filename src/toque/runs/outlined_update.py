@@ -77,7 +77,7 @@ class Operations:
     runs: Counter[str] = field(default_factory=Counter)
 
     def add(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Count one run of a call."""
+        """Count one more call."""
         flat, structure = tree_flatten((args, kwargs))
         shapes = [
             _TensorShape(tuple(argument.shape), argument.stride(), argument.dtype)
@@ -91,7 +91,7 @@ class Operations:
 
     @torch.no_grad()
     def seconds(self) -> float:
-        """Time each call on this CPU. Return the seconds of all runs."""
+        """Time each call on this CPU. Return the total seconds of all calls."""
         with torch.random.fork_rng(devices=[]):
             return sum(
                 self.runs[key] * _time_call(*call) for key, call in self.calls.items()
@@ -99,7 +99,7 @@ class Operations:
 
 
 def _time_call(function: Any, shapes: list[Any], structure: Any) -> float:
-    """Return the seconds of the fastest of a few tries."""
+    """Return the seconds of the fastest of several tries."""
     flat = [
         item.create() if isinstance(item, _TensorShape) else item for item in shapes
     ]
@@ -133,7 +133,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._has_labels = False
 
     def add(self, tensor: Tensor) -> None:
-        """Count the memory of a tensor until it is freed."""
+        """Count the memory of a tensor until the tensor is freed."""
         storage = tensor.untyped_storage()
         key = _key(tensor)
         if key in self._live:
@@ -182,7 +182,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class OutlinedUpdate:
-    """Bytes and work of an update after the first."""
+    """Memory and work of an update after the first."""
 
     weights: int
     copies: int
@@ -191,9 +191,10 @@ class OutlinedUpdate:
     optimizer: int
     """Bytes of the optimizer's state after the first update."""
     computing: int
-    """Peak of the forward pass, the loss and the backward pass, in addition to the parts above."""
+    """Peak bytes of forward pass, loss and backward pass, in addition to the parts above.
+    """
     kept: int
-    """Part of `computing` that the forward pass keeps for the backward pass."""
+    """Bytes, included in `computing`, that the forward pass stores for the backward pass."""
     step: int
     """Temporary bytes of the optimizer's step."""
     flops: float
@@ -220,9 +221,10 @@ class UpdateOutliner:
 
     where: Where
     precision: str
-    """Type of the matmuls."""
+    """Number format of the matmuls."""
     optimizer: torch.optim.Optimizer | None
-    """None if the optimizer's step reads values, which outlined tensors lack."""
+    """Optimizer of the run. None if its step needs tensor values, which outlining does not compute.
+    """
     state_bytes: int
     """Bytes of the optimizer's state after the first update."""
     accumulates: bool
@@ -230,7 +232,7 @@ class UpdateOutliner:
     recompute: bool = False
     """True if the backward pass recomputes the blocks."""
     smoothing: float = 0.0
-    """Label smoothing."""
+    """Label smoothing of the loss."""
     masked: bool = False
     """True if a GPU uses dense attention with masks."""
     operations: bool = False

@@ -1,7 +1,8 @@
 """Peak speed of a device in dense matmuls, for model FLOPs utilisation.
 
-The manufacturer states the 16-bit peak of known GPUs. Any other peak is measured in the run's
-precision and with the shapes of the model's weights, because both change the peak several-fold.
+For known GPUs, the manufacturer states the 16-bit peak. Any other peak is measured in the run's
+precision and with the shapes of the model's weights, because both can change the peak by several
+times.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from toque.hardware.onednn import onednn_is_faster, onednn_linear
 _KINDS: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MEASURE_SECONDS: Final = 0.2
 _MIN_ROUNDS: Final = 2
-"""Minimum rounds per shape. The first round loads and chooses kernels."""
+"""Minimum number of rounds per shape. The first round loads and chooses kernels."""
 _MIN_TOKENS: Final = 512
 _MAX_TOKENS: Final = 4096
 _FLOPS_PER_ROUND: Final = 2e10
-"""FLOPs per round. They limit the tokens for large matrices, such as the output head."""
+"""FLOPs per round. They limit the number of tokens for large matrices, such as the output head."""
 Products = Mapping[tuple[int, int], float]
 """FLOPs of matmuls by the weight's (in, out) size, as returned by `models.flops.flops_by_shape`."""
 
@@ -78,7 +79,7 @@ def measure_peak(
 
     Args:
         device: Device to measure.
-        dtype: Type of the matrices.
+        dtype: Number format of the matrices.
         products: FLOPs of the matmuls by shape.
         seconds: Time for all measurements, 0.2 by default. Each shape has at least two rounds.
     """

@@ -21,9 +21,9 @@ from toque.storage.bucket import Bucket, BucketError, is_remote
 from toque.storage.no_follow import open_plain
 
 MAX_READ_BYTES: Final = 8 << 20
-"""Maximum bytes per read. A longer file takes several reads."""
+"""Maximum number of bytes per read. A longer file takes several reads."""
 _DEPTH: Final = 3
-"""Levels of folders to search for runs."""
+"""Number of folder levels to search for runs."""
 _MAX_RUNS: Final = 200
 _RUN_FOLDERS: Final = frozenset(
     {"checkpoints", "best", "model", "outbox", "tensorboard", "wandb"}
@@ -180,7 +180,7 @@ class RunFinder:
         return str(self.where) if isinstance(self.where, Path) else self.where.address
 
     def places(self) -> Mapping[str, Place]:
-        """Find the current runs, at most `_MAX_RUNS`. Return them by a short name.
+        """Find the current runs, at most `_MAX_RUNS`. Return them by short name.
 
         Raises:
             OSError: The folder cannot be read.

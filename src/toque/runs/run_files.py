@@ -54,7 +54,7 @@ def is_run_file(name: str) -> bool:
 
 
 def is_growing(name: str) -> bool:
-    """Check whether a run's file of this name grows, so that only the disk limits its size."""
+    """Check whether the run's file with this name grows, so that only the disk limits its size."""
     match = _FILE.fullmatch(name)
     return match is not None and match["growing"] is not None
 

@@ -49,10 +49,10 @@ CONFIG: Final = "config.yaml"
 END: Final = "end.json"
 """File in a run's folder that marks its model and scores as complete. It is written last."""
 _MAX_LINE_BYTES: Final = 4 << 20
-"""Maximum bytes of an incomplete line. A longer line is skipped."""
+"""Maximum length of an incomplete line, in bytes. A longer line is skipped."""
 _MAX_PROMPTS: Final = 64
 _MAX_TEXTS: Final = 32
-"""Maximum texts per prompt. Above this number, every second text and the newest remain."""
+"""Maximum number of texts per prompt. Above it, only every second text and the newest remain."""
 
 
 class FinalScores(msgspec.Struct):
@@ -83,8 +83,8 @@ class FinalScores(msgspec.Struct):
 class Tail:
     """Reader of a growing file that returns each line once.
 
-    An incomplete line is returned when its end is written. After a kill, the next writer ends the
-    torn line first.
+    An incomplete line is returned when the rest of it is written. After a kill, the next writer
+    first ends the incomplete line.
     """
 
     def __init__(self, place: Place, name: str) -> None:
@@ -96,7 +96,7 @@ class Tail:
         self._is_skipping = False
         """True until the end of a line that is too long."""
         self.file: FileState | None = None
-        """State of the file at the last read, or None before it exists."""
+        """State of the file at the last read. None if it did not exist."""
         self.restarted = False
         """True if the file was replaced or truncated before the last read, which makes earlier
         lines invalid."""
@@ -157,7 +157,7 @@ class HolderWatch:
         self._place = place
         self._clock = clock
         self._lease: tuple[bytes, float | None] = b"", None
-        """Content and modification time of the lease at the last look."""
+        """Content and modification time of the lease when it was last read."""
         self._unchanged_since = clock()
 
     def look(self) -> Holder:
@@ -244,9 +244,9 @@ class RunRecord:
         self.trouble = ""
         """Reason why the files could not be read at the last refresh, or ""."""
         self._grew_at: float | None = None
-        """Time of the newest lines that were added after all lines had been read."""
+        """Time when lines were last added to files that had been read completely."""
         self._gone_since: float | None = None
-        """Time since which the holder is gone."""
+        """Time when the lock's holder was first found gone."""
 
     @property
     def is_scored(self) -> bool:

@@ -13,9 +13,9 @@ from toque.units import Duration, Progress
 _MIN_SECONDS: Final = 2.0
 """Shortest time left to report, in seconds."""
 _CORRECTED_AFTER: Final = 10
-"""Number of a session's updates after which a wrong forecast is corrected."""
+"""Number of updates in a session after which a wrong forecast is corrected."""
 _ROUNDING: Final = 1e-12
-"""Largest share of a run that is a rounding error, not an update."""
+"""Largest fraction of a run that counts as a rounding error, not as an update."""
 
 
 def count_events(
@@ -25,7 +25,7 @@ def count_events(
 
     Args:
         length: Length of the run.
-        expected: Known totals of the run by unit. The unit of time is minutes.
+        expected: Known totals of the run, by unit. The unit of time is minutes.
         every: Interval between two events.
     """
     length = length.in_minutes()
@@ -52,13 +52,13 @@ class TimeLeft:
     stop_after: Duration
     evaluate_every: Duration | None = None
     expected: Mapping[str, float] = field(default_factory=dict)
-    """Known totals of the run by unit."""
+    """Known totals of the run, by unit."""
     training_seconds: float = 0.0
-    """Forecast for all updates of the run. 0 if it is unknown."""
+    """Forecast for all updates of the run, in seconds. 0 if it is unknown."""
     evaluation_seconds: float = 0.0
-    """Forecast for one evaluation, including its texts."""
+    """Forecast for one evaluation in seconds, including its texts."""
     final_seconds: float = 0.0
-    """Forecast for scoring, generating and saving at the end."""
+    """Forecast for scoring, generating and saving at the end, in seconds."""
     n_texts: int = 0
     counts_evaluations: bool = False
     """True if `stop_after` includes the evaluations between updates."""
@@ -66,9 +66,9 @@ class TimeLeft:
     _evaluations: list[float] = field(default_factory=list)
     """Measured seconds of each evaluation."""
     _slowed_seconds: float = 0.0
-    """Seconds of this session's slowed updates."""
+    """Seconds spent on this session's slowed updates."""
     _slowed_share: float = 0.0
-    """Share of the run that consists of this session's slowed updates."""
+    """Fraction of the run that consists of this session's slowed updates."""
 
     def start(self, at: Progress) -> None:
         """Start a session. Its updates are measured from here."""
@@ -143,7 +143,7 @@ class TimeLeft:
         return seconds * (1.0 - self.stop_after.fraction(at))
 
     def _pace(self, at: Progress) -> float:
-        """Return the ratio of measured to forecast seconds. It also applies to evaluations."""
+        """Return the ratio of measured to forecast seconds, which also applies to evaluations."""
         measured = self._measured_seconds(at)
         if measured is None or not self.training_seconds:
             return 1.0

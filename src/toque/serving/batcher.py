@@ -47,7 +47,7 @@ T = TypeVar("T")
 _log = logging.getLogger("toque.serving")
 
 ROUND_SECONDS: Final = 0.1
-"""Maximum time of a round: seconds between two pieces of a text that its client receives.
+"""Maximum time of a round, i.e. between two pieces of a text that a client receives.
 
 An event costs about a millisecond of both cores, including the client's work on the same machine.
 A reader does not notice the delay.
@@ -57,7 +57,8 @@ _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 _REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Upper bounds of the histograms of seconds per request."""
 UNLIMITED_TOKENS: Final = 2048
-"""Maximum tokens of a prompt, and of an answer, if the context length is unlimited (T5)."""
+"""Maximum tokens of a prompt, and of an answer, if the context length is unlimited (as in T5).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class ServedModel:
     adapter: str | None = None
     """Name of the adapter inside `model`; None for the model without an adapter."""
     base: str | None = None
-    """Served name of the adapter's base model."""
+    """Name under which the adapter's base model is served."""
     chat: ChatTemplate | None = None
     """Chat template, if the model was trained on conversations."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -98,7 +99,7 @@ class ServedModel:
 
     @cached_property
     def context_tokens(self) -> int:
-        """Maximum tokens of a prompt, or of prompt and answer for a decoder-only model."""
+        """Maximum tokens of a prompt, or of prompt and answer together for a decoder-only model."""
         return max_positions(self.model.config) or UNLIMITED_TOKENS
 
     @cached_property
@@ -121,9 +122,9 @@ class ServedModel:
         """Compute the maximum number of tokens in the answer to a prompt.
 
         Args:
-            prompt: The ids of the prompt.
+            prompt: Token ids of the prompt.
             requested: The requested limit, or None for the limit that the model was trained with.
-            param: The field of the request that has the prompt.
+            param: Name of the request field with the prompt.
 
         Raises:
             RequestError: The prompt is empty or too long, or has unknown ids.
@@ -191,7 +192,7 @@ class Ticket:
     updates: asyncio.Queue[list[NewToken] | RequestError] = field(
         default_factory=asyncio.Queue
     )
-    """New tokens of each round, or the error that ended the batch."""
+    """Queue of the new tokens of each round, or the error that ended the batch."""
 
 
 class Batcher:
@@ -201,8 +202,8 @@ class Batcher:
 
     Args:
         models: The served models.
-        rows: Maximum number of orders that are generated at a time, over all models.
-        queue: Maximum number of orders that wait.
+        rows: Maximum number of orders that are generated at the same time, for all models together.
+        queue: Maximum number of waiting orders.
         precision: Precision of the matmuls.
     """
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from toque.serving.request_errors import RequestError, error_response
 
 _NEEDS_TOKEN: Final = ("/v1/", "/api/", "/metrics")
-"""Prefixes of the paths that need the token."""
+"""Prefixes of paths for which requests need the token."""
 _MAX_DISCARDED: Final = 32
 """Multiple of `body_bytes` that is read and discarded. A client that is still sending would not
 read the response with the error."""
@@ -27,13 +27,13 @@ class Limits:
     rows: int = 32
     """Maximum number of texts in a batch."""
     queue: int = 256
-    """Maximum number of texts that wait. Further requests are refused with status 429."""
+    """Maximum number of waiting texts. Further requests are refused with status 429."""
     seconds: float = 300.0
-    """Maximum time of a request, including the time in the queue."""
+    """Maximum time for a request, including its time in the queue."""
     texts: int = 64
-    """Maximum number of texts of a request: its prompts times n."""
+    """Maximum number of texts per request: its prompts times n."""
     body_bytes: int = 1 << 20
-    """Maximum bytes of a request's body."""
+    """Maximum size of a request's body, in bytes."""
     body_seconds: float = 10.0
     """Maximum time to receive the head of a request, and again to receive its body."""
     connections: int = 2048
@@ -55,7 +55,7 @@ class Gate:
     """Allowed names in the header `Host`; None for any name. On a loopback address, this prevents
     DNS rebinding: a web page cannot use a domain that resolves to this machine."""
     paths: Collection[str]
-    """Paths that are counted separately."""
+    """Paths with separate counts of requests."""
     count: Callable[[str, int], object]
     """Function that receives the path and status of every response."""
     max_requests: int
@@ -111,7 +111,7 @@ class Gate:
         )
 
     def _check_token(self, request: Request, path: str) -> RequestError | None:
-        """Return an error if the path needs a token and the request does not have it."""
+        """Return an error if the path needs the token and the request does not contain it."""
         if self.token is None or not path.startswith(_NEEDS_TOKEN):
             return None
         authorization = request.headers.get("authorization", "")
@@ -130,7 +130,7 @@ class Gate:
 
 
 def _unavailable(state: str, *, retry_after: int) -> RequestError:
-    """Create the error of a server that is stopping or full. `retry_after` is in seconds."""
+    """Create the error for a server that is stopping or full. `retry_after` is in seconds."""
     return RequestError(
         503,
         f"This server {state}",

@@ -60,7 +60,7 @@ _SHARED: Final = (
     "toque.svg",
 )
 _CLASS_TOKENS: Final = 16
-"""Part of the context length that a question must leave free for the tokens of a class."""
+"""Number of tokens of the context length that a question must leave free for a class."""
 
 
 class _PageRequest(BaseModel, ABC):
@@ -207,7 +207,7 @@ def _find_questions(served: ServedModel, recipe: Recipe) -> dict[Task, list[int]
 
 
 def _describe(served: ServedModel) -> Json:
-    """Describe a model for the page, with its tasks. The prompts of tasks have fields in braces."""
+    """Describe a model and its tasks for the page. The prompts of tasks have fields in braces."""
     tasks = [
         {"name": task.name, "prompt": blank_text(task.prompt)}
         for task in served.record.own_tasks

@@ -38,7 +38,8 @@ class TextToken(NamedTuple):
     codec: Codec
     new: NewToken
     text: str
-    """Text of the token. If a character has several tokens, only the last of them has a text."""
+    """Text of the token. If several tokens make up a character, only the last one has text.
+    """
     alternatives: Sequence[str]
     """Texts of the most likely tokens at this position."""
 
@@ -65,11 +66,11 @@ class Piece:
     """Next part of one text. A complete answer has one piece per text."""
 
     index: int
-    """Number of the text in its request."""
+    """Index of the text in its request."""
     text: str = ""
     """New text. Incomplete characters and possible stop strings wait for the next piece."""
     tokens: Sequence[TextToken] = ()
-    """Tokens of the text. Only with `echo` do they include the end token."""
+    """Tokens of the text. The end token is included only with `echo`."""
     offset: int = 0
     """Number of characters of all previous tokens."""
     end: End | None = None
@@ -228,7 +229,7 @@ class TextRequest(_Part, ABC):
 
     @property
     def wants_usage(self) -> bool:
-        """True if a stream ends with the numbers of tokens."""
+        """True if a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self) -> GenerationOptions:

@@ -36,9 +36,9 @@ _log = logging.getLogger("toque.serving")
 class _Text:
     """One text of a request while it is generated.
 
-    The end of the text waits for more tokens if it may become a stop string. If the text begins
-    with its prompt, its tokens include the end token, because a client that reads the prompt's
-    log-probabilities (lm-eval) treats the last token as the generated token.
+    If the end of the text may become a stop string, it is sent only when more tokens have arrived.
+    If the text begins with its prompt, its tokens include the end token, because a client that
+    reads the prompt's log-probabilities (lm-eval) treats the last token as the generated token.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class _Text:
         self.first_time = 0.0
         """Time of the first tokens; 0 before them."""
         self.n_later_tokens = 0
-        """Tokens after the first round."""
+        """Number of tokens after the first round."""
 
     def add_prompt(self, tokens: Sequence[NewToken], *, is_complete: bool) -> Piece:
         """Decode the prompt, in which stop strings have no effect.
@@ -516,7 +516,7 @@ def _check_echo(request: TextRequest, served: ServedModel) -> None:
 
 
 def _best_of(request: TextRequest, options: GenerationOptions) -> BestOf:
-    """Return the request's number of texts to choose from, and their score.
+    """Return the number of texts to choose from, and the score that ranks them.
 
     Raises:
         RequestError: The fields of the request contradict each other.

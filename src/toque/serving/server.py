@@ -20,7 +20,7 @@ from toque.serving.gate import Gate, Limits
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 BACKLOG: Final = 2048
-"""Connections that the system queues until the server accepts them."""
+"""Maximum number of connections that the system queues until the server accepts them."""
 _MAX_PORT: Final = 65_535
 _OTHER_FILES: Final = 128
 """Number of open files in addition to the connections: weights, libraries, the log."""
@@ -29,8 +29,8 @@ _OTHER_FILES: Final = 128
 class _TimedProtocol(H11Protocol):
     """HTTP/1.1 connection that closes if the head of a request does not arrive in time.
 
-    In uvicorn, any byte stops this timer. If idle clients have many connections, uvicorn's limit of
-    connections refuses new requests. Here, a new connection closes an idle one instead.
+    In uvicorn, any byte stops this timer. If idle clients use up the connections, uvicorn's
+    connection limit refuses new requests. Here, a new connection closes an idle one instead.
 
     Args:
         head_seconds: Maximum time to receive the head of a request.
@@ -149,7 +149,7 @@ def allowed_hosts(
     Args:
         host: The address to listen on.
         port: The port to listen on.
-        token: The token of the server.
+        token: Token that requests must send, or None.
         risk: Risk without a token, as a verb phrase for the error message: "use the models".
 
     Raises:

@@ -35,7 +35,7 @@ def bytes_of_token(codec: Codec, token: int, text: str) -> bytes:
     The bytes of all tokens together are the text's UTF-8, if the text is valid UTF-8.
 
     Args:
-        codec: The tokenizer.
+        codec: Codec of the model.
         token: Id of the token.
         text: Text of the token in its position.
     """

@@ -42,16 +42,16 @@ _LIVE: Final = STYLE.parent.parent / "live"
 _SHARED: Final = (STYLE, PAGE / "stream.js", PAGE / "toque.svg")
 """Files shared with other pages: the report's style sheet, `toque serve`'s script and icon."""
 _REFRESHES_PER_LISTING: Final = 5
-"""Refreshes of the known runs per search for new runs, which takes longer."""
+"""Number of refreshes of the known runs per search for new runs, which takes longer."""
 _MAX_READERS: Final = 64
 """Maximum number of concurrent requests."""
 _CORE_SHARE: Final = 0.02
-"""Maximum share of a core per browser, because a run may train on the same machine."""
+"""Maximum fraction of a core per browser, because a run may train on the same machine."""
 _MAX_QUERY_CHARS: Final = 20_000
 _VERDICT_SECONDS: Final = 30.0
-"""Minimum time between verdicts, because each reads the entire run."""
+"""Minimum time between verdicts, because each verdict reads the entire run."""
 _VERDICT_SHARE: Final = 0.01
-"""Maximum share of time spent on verdicts."""
+"""Maximum fraction of the time for verdicts."""
 _STATE_ORDER: Final = ("running", "scoring", "waiting", "silent", "killed", "ended")
 _COLUMN_HEADS: Final = ("step", "done", "loss", "held-out loss", "tokens/s", "left")
 _NO_VALUE: Final = "-"

@@ -34,13 +34,13 @@ _ARROW_STREAM = b"\xff\xff\xff\xff"
 _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAX_SCHEMA = 64 << 20  # bytes
 _BATCH_ROWS = 512
-"""Rows per batch of Parquet. Files with large pages have fewer."""
+"""Number of rows per Parquet batch. Files with large pages have fewer."""
 _BATCH_BYTES = 512 << 20
-"""Maximum bytes of a batch if every row is as large as the largest page."""
+"""Maximum size of a batch in bytes, if every row is as large as the largest page."""
 _DAMAGE = (OSError, ValueError, LookupError, RecursionError)
 """Errors that pyarrow raises on a damaged file, in addition to its own exceptions."""
 _MAX_PAGE_BYTES = 128 << 20
-"""Maximum bytes of a decompressed page. Usual pages have about a mebibyte."""
+"""Maximum size of a decompressed page, in bytes. Typical pages have about 1 MiB."""
 
 
 class _Bad(NamedTuple):
@@ -194,7 +194,7 @@ def _column_chunks(row_group: Any, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def _largest_page(file: BinaryIO, chunk: Any) -> int:
-    """Return the decompressed bytes of the largest page of a column chunk."""
+    """Return the decompressed size in bytes of the largest page in a column chunk."""
     offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
     position = min(offset for offset in offsets if offset)
     end = position + chunk.total_compressed_size
@@ -243,7 +243,7 @@ def _read_varint(file: BinaryIO) -> int:
 
 
 def columnar_records(contents: Contents) -> Numbered:
-    """Decode the rows of a block. Their numbers are the rows of the file."""
+    """Decode the rows of a block. Their numbers are row numbers in the file."""
     arrow = _pyarrow_for("a block of Parquet rows")
     table = arrow.ipc.open_stream(arrow.py_buffer(contents.body)).read_all()
     # The last of equal names counts, as in JSON and CSV.

@@ -60,14 +60,14 @@ _MARKS = (
     "weight", "train", "training", "trainable", "loss", "loss_mask", "loss_weight",
     "loss_scale",
 )  # fmt: skip
-"""Fields of a message or a part that decide whether it is learnt."""
+"""Fields of a message or a part that decide whether it contributes to the loss."""
 _DETAILS = ("train_detail", "training_detail")
-"""Fields with the characters of a message that are learnt."""
+"""Fields that list the characters of a message that contribute to the loss."""
 _CALLS = ("tool_calls", "function_call")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _ROLE_AND_TEXT = (("role", "content"), ("from", "value"), ("role", "value"))
 _MAX_ROLE_CHARS = 30
-"""Characters of an unknown role in a report."""
+"""Maximum length of an unknown role in a report, in characters."""
 
 
 @dataclass(frozen=True)

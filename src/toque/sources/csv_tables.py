@@ -44,7 +44,7 @@ _NAMES_DELIMITER = re.compile(
     rb'"?sep=(\\t|\t|[,;|^~:#])"?[,;|\t ]*(?:\r\n|\n|\r)+', re.IGNORECASE
 )
 _MAX_RESPLIT = 1 << 16
-"""Maximum bytes of a row with a wrong number of fields that is divided into lines."""
+"""Maximum bytes of a row that is divided into lines because it has a wrong number of fields."""
 _MIN_FITTING = 0.7
 _QUOTED_OR_NOT = (True, False)
 _LINE_BREAK = re.compile(rb"\r\n|\n|\r")
@@ -58,11 +58,11 @@ class Dialect:
     quoted: bool
     columns: tuple[str, ...]
     share: float
-    """Share of the first rows with as many fields as the header."""
+    """Fraction of the first rows that have as many fields as the header."""
     n_rows: int
     """Number of complete rows in the sample."""
     n_before: int = 0
-    """Lines before the header: blank lines, or a line with the delimiter."""
+    """Number of lines before the header: blank lines, or a line with the delimiter."""
 
     @property
     def fits(self) -> bool:
@@ -154,7 +154,7 @@ def _dialect_with(
 
 
 def _unique_names(names: list[str]) -> tuple[str, ...]:
-    """Add the column number to all equal names but the last, which counts as in JSON."""
+    """Add the column number to all equal names except the last, which counts, as in JSON."""
     last_index = {name: i for i, name in enumerate(names)}
     return tuple(
         name if last_index[name] == i else f"{name} (column {i + 1})"
@@ -167,12 +167,12 @@ class _FirstRows:
     """Counts of fields in the first rows below a header."""
 
     n_fields: Counter[int]
-    """Rows by number of fields, or 0 fields if they cannot be read."""
+    """Number of rows by number of fields. Unreadable rows count as rows with 0 fields."""
     n_open: Counter[int]
-    """Rows that end with a delimiter, by number of fields."""
+    """Number of rows that end with a delimiter, by number of fields."""
 
     def share(self, n_columns: int) -> float:
-        """Compute the share of the rows with a number of fields."""
+        """Compute the fraction of the rows that have a given number of fields."""
         return self.n_fields[n_columns] / (self.n_fields.total() or 1)
 
 

@@ -23,16 +23,17 @@ from toque.errors import DataError, needing
 UTF_8 = "utf-8"
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 18
-"""Decompressed bytes for the detection of the format."""
+"""Number of decompressed bytes from which the format is detected."""
 SIZED_BYTES = 8 << 20
-"""Decompressed bytes for the estimate of a file's decompressed size."""
+"""Number of decompressed bytes from which a file's decompressed size is estimated."""
 MAX_RECORD_BYTES = 8 << 20
-"""Maximum bytes of a record. A longer record is dropped and is never in memory as a whole."""
+"""Maximum size of a record in bytes. A longer record is dropped and never read into memory whole.
+"""
 MAX_EXPANSION = 200
-"""Largest compression ratio. Recipes have about 10, decompression bombs over 1000."""
+"""Maximum compression ratio. Recipes reach about 10, decompression bombs more than 1000."""
 _MAGIC_BYTES = 10
 _SIGN_BYTES = 1 << 16
-"""Decompressed bytes for the detection of archives."""
+"""Number of decompressed bytes from which archives are detected."""
 MIN_BOMB_BYTES = 256 << 20
 """Decompressed bytes above which the compression ratio is checked."""
 
@@ -131,7 +132,7 @@ def _unread_kind(start: bytes) -> str:
 
 
 def _is_tar(start: bytes) -> bool:
-    """Check for a tar header by its checksum, because old headers lack magic bytes."""
+    """Check for a tar header by its checksum, because old headers have no magic bytes."""
     header = start[:512]
     octal = header[148:156].strip(b" \0")
     if len(header) < 512 or not octal:
@@ -281,7 +282,7 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
 
 @contextmanager
 def _bzip2(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Decompress bzip2. Its errors are OSErrors, which a caller would take for disk errors."""
+    """Decompress bzip2. Its errors are OSErrors, which a caller would mistake for disk errors."""
     try:
         with bz2.BZ2File(raw) as plain:
             yield cast(IO[bytes], plain)

@@ -1,7 +1,7 @@
 """Choice of a reader for each source file by the file's content.
 
-In a folder with files of records, all other files (documentation, plain text, binary files) are
-skipped and reported. A folder with text files only is read as plain text.
+In a folder with record files, all other files (documentation, plain text, binary files) are skipped
+and reported. A folder with text files only is read as plain text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from toque.sources.token_arrays import TokenReader, is_array_file
 DOCUMENTATION = "documentation"
 NO_TEXT = "no text, such as a picture"
 PLAIN_TEXT = "plain text beside files of records"
-_MAX_SHOWN = 5  # reported names of skipped files per reason
+_MAX_SHOWN = 5  # maximum number of skipped files to report per reason
 ReaderFor = Callable[..., RecordReader]
 """Function (columns, encoding=...) that returns the domain's reader of files with these columns.
 

@@ -25,7 +25,7 @@ _FORM = re.compile(
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _RECORDED = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
-_STREAM_ROWS = 1000  # rows per batch of a stream
+_STREAM_ROWS = 1000  # number of rows per batch of a stream
 _read_json = partial(
     read_json_object, error=DataError, advice="Save the dataset again."
 )

@@ -42,7 +42,8 @@ from toque.sources.records import (
 )
 
 MAX_CUT_BYTES = 1 << 20
-"""Maximum bytes of an incomplete last record. A larger one means that a bracket is missing."""
+"""Maximum bytes of an incomplete last record. If it is larger, a bracket is missing earlier.
+"""
 MAX_NESTED = 1000
 _DECODER = msgspec.json.Decoder()
 _RECORD_KEYS = {"title", "name", "ingredients", "@type", "@graph", "@context", "text"}
@@ -52,7 +53,8 @@ _SAMPLE_LINES = 50
 _SAMPLE_KEYS = 50
 
 Depth = Literal[0, 1, 2]
-"""Number of brackets around a record: 0 for an object, 1 in an array, 2 in an array under a key."""
+"""Brackets around each record: 0 for an object, 1 in an array, 2 in an array under a key.
+"""
 JsonForm = Literal["lines", "array", "dict", "wrapped", "objects"]
 _DEPTHS: dict[JsonForm, Depth] = {"array": 1, "dict": 1, "wrapped": 2, "objects": 0}
 _ENTRY = re.compile(
@@ -304,7 +306,7 @@ _OPENING = {b"}": b"{", b"]": b"["}
 
 
 class DamagedJsonError(ValueError):
-    """Text that is not JSON: nested too deeply, or with a word longer than any number."""
+    """Text that is not JSON, or is nested too deeply, or has a word longer than any number."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +314,7 @@ class JsonPiece:
     """Bytes of a record."""
 
     line: int
-    """Number of the first line."""
+    """Line number of the record's first line."""
     text: bytes | None
     """None if the record is too long."""
     whole: bool = True
@@ -460,11 +462,11 @@ class JsonSplitter:
         return fits
 
     def _depth_in(self, bracket: bytes) -> int:
-        """Return the number of brackets around a record in the next value."""
+        """Return how many brackets surround each record in the next top-level value."""
         self._first = self._first or bracket
         if bracket == self._first:
             return self.depth
-        # Single records may follow an array, and an array may follow single records.
+        # A file may mix arrays of records and single records, in any order.
         return 0 if bracket == b"{" else 1
 
     def _finish_record(self) -> JsonPiece | None:

@@ -42,8 +42,8 @@ from toque.sources.token_arrays import BROKEN_ARCHIVE
 
 Columns = Mapping[str, str | tuple[str, ...]]
 """Field names of a source by role. A prompt may have several fields."""
-_CHECKED_BYTES = 8192  # bytes checked for control characters
-# JSON searched for a missing field. It takes seconds.
+_CHECKED_BYTES = 8192  # number of bytes that are checked for control characters
+# Bytes of JSON that are searched for a missing field. The search takes seconds.
 _MAX_SEARCHED_BYTES = 256 << 20
 _ALONE = ("text", "Text", "TEXT", "messages", "conversations")
 """Names accepted as the only column of a table. Plain text may begin with names such as "title"."""
@@ -77,7 +77,7 @@ def read_records(
     """Read the records of a block and make examples of each.
 
     Args:
-        block: The block.
+        block: Block from the reader's `blocks`.
         make: Function that makes the examples of a record and counts repairs. It may return the
             reason for dropping the record.
         used: Names of the fields that `make` uses.
@@ -166,7 +166,7 @@ class FileLayout:
     """Column names. For JSON, the field names of the first records."""
     blocks: Callable[[Sequence[str]], Iterator[Block]]
     """Function that reads the blocks. For Parquet and Arrow it reads the given columns only."""
-    # Columns of Parquet or Arrow that do not hold bytes.
+    # Columns of Parquet or Arrow that do not contain bytes.
     text_columns: tuple[str, ...] = ()
     sample: tuple[dict[str, Any], ...] = ()  # first JSON records that can be decoded
     in_dict: bool = False  # True if JSON records are the values of one object, by id

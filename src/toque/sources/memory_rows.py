@@ -1,4 +1,4 @@
-"""Files of the rows that a program passes in memory. Like any other source, they are then read.
+"""Files with the rows that a program passes in memory. They are read like any other source.
 
 The rows are written one by one as JSON lines, so they need little memory. The file name is a hash
 of the content, so equal rows are the same source and reuse its store.
@@ -30,8 +30,8 @@ _NEW = re.compile(
     r"\.?new-(.+)-([0-9]+)(\.[0-9a-f]{8})?\.jsonl(\.[0-9a-f]{16}\.partial)?"
 )
 """Name of an unfinished file, with the machine and the id of the process that writes it."""
-_BATCH_ROWS = 4096  # rows per conversion of a frame
-_MISSING = ("NAType", "NaTType")  # types of pandas for missing values
+_BATCH_ROWS = 4096  # number of rows per conversion of a frame
+_MISSING = ("NAType", "NaTType")  # pandas types for missing values
 _BYTES = (bytes, bytearray, memoryview)
 _FORMS = (
     "a list of dicts, another iterable of dicts or texts, a datasets.Dataset, or a frame of pandas "
@@ -45,7 +45,7 @@ def write_rows(
     """Write rows to a file in the store's folder, and return its path.
 
     Args:
-        data: The rows. A text becomes the row {"text": ...}.
+        data: Rows to write. A text becomes the row {"text": ...}.
         store: The folder of the store.
         name: The name of the argument with `data`, for errors.
         say: Function that reports unread data, such as an index.
@@ -82,7 +82,7 @@ def _remove_unfinished(folder: Path) -> None:
     """Remove the unfinished files of killed processes on this machine.
 
     Other ranks of the run may be writing their files. A lock would make them wait for each other,
-    and a program may take long to produce its rows.
+    and a program may take a long time to produce its rows.
     """
     for path in folder.iterdir():
         match = _NEW.fullmatch(path.name)

@@ -46,9 +46,9 @@ class TaskReader:
 
     tasks: Mapping[str, TaskTemplate]
     first_code: int
-    """Number of the first task in the column `task`."""
+    """Code of the first task in the column `task`."""
     fit: tuple[str, ...] | None = None
-    """Tasks with all columns in the file, or None if unknown."""
+    """Tasks with all their columns in the file, or None if unknown."""
     version: int = 3
     encoding: str = UTF_8
 
@@ -66,7 +66,7 @@ class TaskReader:
 
     @property
     def task_names(self) -> dict[int, str]:
-        """Task names by number in the column `task`."""
+        """Task names by code in the column `task`."""
         return dict(enumerate(self.tasks, start=self.first_code))
 
     @cached_property
@@ -88,7 +88,7 @@ class TaskReader:
         """Select the tasks with all columns in a file.
 
         Raises:
-            DataError: The file lacks a column of every task.
+            DataError: No task has all of its columns in the file.
         """
         columns = {name: self.columns_of(name) for name in self.tasks}
         names = {column for of_task in columns.values() for column in of_task.values()}

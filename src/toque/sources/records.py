@@ -29,22 +29,22 @@ _FATAL_ERRORS = (ToqueError, MemoryError)
 depend on the machine's memory."""
 
 NO_TASK = 255
-"""Task number of documents, conversations, and columns with prompts and answers."""
+"""Task code of documents, conversations, and columns with prompts and answers."""
 NO_LABEL = "no label"
 """Prefix of the reason for dropping a record without a label for a requested task."""
 TOO_LONG, NOT_UTF_8 = "too long", "not UTF-8"
 _MARK = b"\0toque "
 _MAX_NAMES = 100
-"""Maximum number of fields in a report, and of characters in their names. Some exports have a field
-per value."""
+"""Maximum number of fields in a report, and of characters in a field's name. Some exports have a
+field per value."""
 MAX_CHARS = 600
-"""Maximum characters of a text in a report. A record may have megabytes."""
+"""Maximum length of a text in a report, in characters. A record may have megabytes."""
 PER_REASON = 5
 """Maximum number of dropped records per reason with a text in the report."""
 Raw = dict[str, Any] | str
 """Fields of a record by name, or the reason why it cannot be read."""
 Numbered = Iterator[tuple[int, Raw]]
-"""Records with the number of their first line, their row or their position."""
+"""Records, each with the number of its first line, its row or its position."""
 
 
 def examples_note(task: str) -> str:
@@ -77,7 +77,7 @@ class Block:
     """Index of the source in the call of `prepare`. Readers may leave it 0."""
     path: str
     first_line: int
-    """Number of the first line in the decompressed file, from 1."""
+    """Line number of the first line in the decompressed file, from 1."""
     payload: bytes
     last: bool = True
     """True at the end of a file. Only documents need it."""
@@ -279,7 +279,7 @@ class Located:
     name: str
     """Path or remote address, for reports and errors."""
     path: Path
-    """Path on this machine."""
+    """Path of the local file."""
     sha256: str | None = None
     """Checksum of the file, if it is known."""
 

@@ -194,7 +194,7 @@ def _row_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
 
 
 def _pack_parts(path: Path, parts: list[_Part], ids: Ids) -> Block:
-    """Make a block of the number of parts, the fields of each part, and the ids."""
+    """Make a block with the number of parts, the fields of each part, and the ids."""
     header = np.array([(len(parts), 0, 0), *parts], np.dtype("<i8"))
     payload = header.tobytes() + ids.astype("<u4", copy=False).tobytes()
     return Block(0, str(path), parts[0].document, payload, last=parts[-1].ends)

@@ -29,7 +29,7 @@ from toque.storage.no_follow import open_new, refuse_moved, write_new
 AfterStage = Callable[[str], None]
 """Function called after each system call of a folder write. Tests use it to kill the process."""
 TEMP_PREFIX: Final = "temp-"
-"""Prefix of an unfinished folder. It is safe to delete once its writer has ended."""
+"""Prefix of an unfinished folder. Such a folder is safe to delete once its writer has ended."""
 ASIDE_PREFIX: Final = "aside-"
 """Prefix of an old folder while a new folder replaces it."""
 PARTIAL: Final = ".partial"

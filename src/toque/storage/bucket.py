@@ -34,11 +34,11 @@ from toque.storage.no_follow import open_plain
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
 """Canonical scheme by scheme."""
 _PART_BYTES: Final = 16 << 20
-"""Bytes per part of an upload. After a broken connection, only one part is sent again."""
+"""Size of an upload's parts, in bytes. After a broken connection, only one part is sent again."""
 _MAX_READ_BYTES: Final = 1 << 24
-"""Maximum size of an object that `Bucket.read` loads. Locks and manifests are smaller."""
+"""Maximum size of an object that `Bucket.read` loads, in bytes. Locks and manifests are smaller."""
 _EXISTS: Final = ("412", "PreconditionFailed", "conditionNotMet")
-"""Words in the error of a service if an object exists already."""
+"""Words in a service's error if an object already exists."""
 _ENDPOINT: Final = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
 """Environment variable with the address of the service."""
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
@@ -69,13 +69,13 @@ _DENIED: Final = (
     "Unauthorized",
     "InvalidAccessKeyId",
 )
-"""Words in the error of a service if the credentials are wrong."""
+"""Words in a service's error if the credentials are wrong."""
 
 Result = TypeVar("Result")
 
 
 class BucketError(ToqueError):
-    """A bucket refuses a request, does not respond, or lacks an object."""
+    """A bucket refuses a request, does not respond, or does not have an object."""
 
 
 class SourceBucketError(BucketError, DataError):
@@ -97,11 +97,11 @@ class BucketUse:
     setting: str
     """Setting with the bucket's address."""
     rights: str
-    """Rights that the purpose needs."""
+    """Access rights that the operation needs."""
     kept: str
-    """Message about the files that a failure leaves intact."""
+    """Message about the files that are still intact after a failure."""
     error: type[BucketError]
-    """Class of the errors to raise."""
+    """Class of the error to raise."""
 
 
 SOURCES: Final = BucketUse(
@@ -140,7 +140,7 @@ class Retry:
     """Seconds after which a request is not retried."""
     stop: threading.Event = field(default_factory=threading.Event)
     waits: list[float] = field(default_factory=list)
-    """Seconds of the wait before each retry, from all threads."""
+    """Seconds waited before each retry, from all threads."""
 
     def __call__(
         self, send: Callable[[], Result], failures: tuple[type[Exception], ...]
@@ -149,7 +149,7 @@ class Retry:
 
         Args:
             send: The request.
-            failures: Errors after which the request is retried. The last one is raised.
+            failures: Errors after which the request is retried. The last error is raised.
         """
         started = time.monotonic()
         attempt = 0
@@ -306,7 +306,7 @@ class Bucket:
         if not matches and "[" in self.path:
             # The brackets may be part of a folder's name.
             matches = self.files.glob(self.path.replace("[", "[[]"), detail=True)
-        # Web consoles create an object with a final slash for an empty folder.
+        # For an empty folder, web consoles create an object with a final slash.
         entries = {
             key: entry
             for key, entry in matches.items()
@@ -557,7 +557,7 @@ def _open_gcs(use: BucketUse) -> FileSystem:
     logging.getLogger("gcsfs").addHandler(logging.NullHandler())
     is_emulated = "STORAGE_EMULATOR_HOST" in os.environ
     if is_emulated:
-        # With HNS support, gcsfs waits 90 seconds for an endpoint that emulators lack.
+        # With HNS support, gcsfs waits 90 seconds for an endpoint that emulators do not have.
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import gcsfs
     import google.auth.exceptions

@@ -43,7 +43,7 @@ from toque.user_paths import named_path
 CACHE_VARIABLE: Final = "TOQUE_CACHE"
 """Environment variable with the root of all caches. The default is ~/.cache/toque."""
 CHUNK_BYTES = 8 << 20
-"""Bytes per range request. A broken connection loses at most these bytes."""
+"""Bytes per range request. A broken connection loses at most this many bytes."""
 THREADS = 8
 """Number of files that are downloaded at the same time."""
 _MAX_TRIES = 3
@@ -61,7 +61,7 @@ class _Record(msgspec.Struct):
     bytes: int
     tag: str
     sha256: str | None = None
-    """None until the download is complete."""
+    """SHA-256 of the file. None until the download is complete."""
 
 
 def cache_folder(
@@ -100,7 +100,7 @@ def list_sources(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
 
 
 def _has_hidden_part(file: RemoteFile, n_fixed_parts: int) -> bool:
-    """Check for a part that begins with a dot, after the address's parts without wildcards."""
+    """Check for a path component that begins with a dot, after the components without wildcards."""
     return any(part.startswith(".") for part in file.key.split("/")[n_fixed_parts:])
 
 
@@ -197,7 +197,7 @@ def _size_of(path: Path) -> int:
 
 @dataclass
 class _Session:
-    """Downloads of one call of `fetch`, and their counts. All threads share the session."""
+    """Downloads of one call to `fetch`, and their counts. All threads share the session."""
 
     bucket: Bucket
     cache: Path
@@ -206,7 +206,7 @@ class _Session:
     downloaded_bytes: list[int] = field(default_factory=list)
     """Downloaded bytes per file."""
     events: list[str] = field(default_factory=list)
-    """Kinds of events, for the summary."""
+    """Number of events by kind, for the summary."""
 
     def summary(self, seconds: float) -> str:
         """Describe the session in one sentence."""

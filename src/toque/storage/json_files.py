@@ -35,7 +35,7 @@ def decode_json(text: bytes | str, kind: type[Kind]) -> Kind:
     """
     try:
         if isinstance(text, bytes):
-            # msgspec does not check the encoding of members that `kind` lacks.
+            # msgspec does not check the encoding of members that are not in `kind`.
             text = text.decode()
         return msgspec.json.decode(text, type=kind)
     except UnicodeDecodeError as error:

@@ -161,7 +161,7 @@ def _owner_of(path: Path) -> str:
 
 @contextmanager
 def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
-    """Lock the file `path` for reading. Readers share the lock, a writer needs it alone.
+    """Lock the file `path` for reading. Readers share the lock. A writer needs exclusive access.
 
     Nothing is locked if the file can be neither created nor opened, or if the file system has no
     locks. (The filelock library shares locks through a database, which some readers cannot write.)

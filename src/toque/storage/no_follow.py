@@ -26,7 +26,7 @@ _UNCHECKED_FOLDER: Final = "wandb"
 """Folder that may contain links, because wandb creates them and Toque writes nothing there."""
 _TEXT_SUFFIXES: Final = (".json", ".jinja", ".md", ".txt", ".model")
 _MAX_TEXT_BYTES: Final = 1 << 28
-"""Maximum bytes of a model's text file, ten times the largest vocabularies."""
+"""Maximum size of a model's text file, in bytes: ten times the largest vocabularies."""
 _PINNED: Final[dict[Path, int]] = {}
 """Open descriptors of the folders that this process uses, by the folder's absolute path."""
 

@@ -23,8 +23,9 @@ class Arithmetic:
 
     flops_per_token: float
     products: dict[tuple[int, int], float]
-    """FLOPs of the matmuls with weights, by (in, out) of the weight. Included in
-    `flops_per_token`."""
+    """FLOPs per token in matmuls with weights, by the weight's (in, out) size; included in
+    `flops_per_token`.
+    """
     kind: str = "masked"
     """Kind of attention that separates packed examples: variable-length or masked."""
     masked_flops_per_token: float = 0.0
@@ -96,7 +97,7 @@ def count_flops(
 
 
 def _labelled_share(stream: BatchStream) -> float:
-    """Return the share of a decoder-only model's input tokens that have a label."""
+    """Return the fraction of a decoder-only model's input tokens that have a label."""
     # As `BatchStream` counts, the last token is not an input. Without a prompt the first token is
     # not a label.
     prompts, targets = stream.prompt_lengths, stream.target_lengths

@@ -107,16 +107,16 @@ def fit_to_machine(
     identical run on this machine, have precedence, so that repeated runs are bitwise identical.
 
     Args:
-        model: The model on its device.
-        stream: The training data.
-        runtime: The device and the ranks.
+        model: Model, already on its device.
+        stream: Training data.
+        runtime: Device and ranks of the run.
         run: The run folder.
-        train: The settings `train`.
-        optim: The settings `optim`.
-        in_step: Whether the weights are sharded. Then no rank can measure alone.
-        checkpoint: The checkpoint that the run continues from.
-        max_seconds: The time after which a measurement is not repeated.
-        reporter: The console.
+        train: Settings of the section `train`.
+        optim: Settings of the section `optim`.
+        in_step: Whether the weights are sharded, so that no rank can measure alone.
+        checkpoint: Checkpoint from which the run continues.
+        max_seconds: Seconds after which a measurement is not repeated.
+        reporter: Receives notices about the choices.
 
     Raises:
         ConfigError: One row does not fit into memory.
@@ -165,7 +165,7 @@ class _Tuner:
 
     def __post_init__(self) -> None:
         self.first_batch = self.stream.at(Cursor()).batch
-        self.update_rows = self.first_batch.n_rows  # rows of this rank
+        self.update_rows = self.first_batch.n_rows  # number of rows on this rank
 
         plan = self.stream.plan
         shape = self.stream.layout.shape
@@ -382,7 +382,7 @@ class _Tuner:
         return int(HEADROOM * free_bytes(self.runtime.device)) - to_allocate
 
     def _fixed_bytes(self, rows: int) -> dict[str, int]:
-        """Return the bytes of an update by part, except its activations."""
+        """Return the bytes of an update except its activations, by part."""
         positions = rows * self.worst.target
         quantised = [
             b for _, layer in quantised_layers(self.model) for b in layer.buffers()

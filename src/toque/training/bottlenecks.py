@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 DATA_SHARE: Final = 0.2
-"""Share of the time spent waiting for batches above which a run warns."""
+"""Fraction of the time spent waiting for batches above which a run warns."""
 DATA_ADVICE: Final = (
     "Keep data.store on a local disk. Leave a core to the thread that makes batches (lower "
     "OMP_NUM_THREADS by one, end other programs). If reading is slow, e.g. from a network disk, "
@@ -27,7 +27,7 @@ is halved automatically, which does not change the update."""
 GRAD_NORM: Final = 5.0
 """Gradient norm before clipping above which training is probably unstable."""
 GPU_BUSY: Final = 0.8
-"""Busy share of a GPU's time below which the rest of the machine is the bottleneck."""
+"""GPU utilisation below which the rest of the machine is the bottleneck."""
 _MIN_UPDATES: Final = 30
 """Number of updates below which even a pretrained model learns little. A guess."""
 RAN_OUT: Final = "ran out of memory"

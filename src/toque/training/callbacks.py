@@ -34,7 +34,7 @@ class Best:
 
     @property
     def score(self) -> float:
-        """The value of `metric`."""
+        """Value of `metric`."""
         return self.loss if self.value is None else self.value
 
     def __str__(self) -> str:
@@ -174,7 +174,7 @@ class RunEnd:
     best: Best | None = None
     error: str | None = None
     saves: SaveCounts = field(default_factory=SaveCounts)
-    skipped_updates: int = 0  # outliers that were not applied, over the entire run
+    skipped_updates: int = 0  # number of outliers not applied, over the entire run
     parts: Mapping[str, float] = field(default_factory=dict)
     """Wall seconds since the last update, by `phases.Part`."""
 
@@ -205,7 +205,8 @@ class Callback:
     """Base class of callbacks. Its methods do nothing, so an override need not call them."""
 
     slows: bool = False
-    """True while the callback slows the current update so much that rates should exclude it."""
+    """True while the callback makes the current update so slow that rates should exclude it.
+    """
 
     @property
     def label(self) -> str:
@@ -247,7 +248,7 @@ class Callback:
         """Handle a warning for the user. The run continues."""
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Handle the end of a session. It follows every `on_fit_start`, also after an error."""
+        """Handle the end of a session. It follows every `on_fit_start`, even after an error."""
 
     def state_dict(self) -> State:
         """Return the state that a restart cannot recompute, as JSON."""

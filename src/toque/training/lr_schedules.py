@@ -1,6 +1,6 @@
 """Learning rate schedules: functions of progress, without a state.
 
-Let f be the share of `stop_after` before the update and w the share at which warmup ends. Let m be
+Let f be the fraction of `stop_after` before the update and w the fraction that is warmup. Let m be
 the progress in the unit of warmup, and u one update in that unit:
 
     warm = min(1, (m + u) / warmup)
@@ -17,7 +17,7 @@ The decay by schedule:
 - inverse_sqrt: sqrt(warmup / max(warmup, m)), with a warmup of at least one update (Vaswani et al.
   2017, eq. 3, scaled to start at the peak).
 - wsd: 1 until the cooldown, which is the last part of the run, then linear to 0 (Hu et al. 2024,
-  arXiv 2404.06395, section 4.1). The linear cooldown is by Hägele et al. 2024 (arXiv 2405.18392).
+  arXiv 2404.06395, section 4.1). The linear cooldown is from Hägele et al. 2024 (arXiv 2405.18392).
 
 A run that is shorter than its warmup does not decay.
 """
@@ -35,7 +35,8 @@ from toque.units import Duration, Progress
 
 LearningRate = Callable[[Progress], float]
 _Decay = Callable[[Progress], float]
-"""Function from progress to the share of the peak above `min_lr`, from 1 to 0, without warmup."""
+"""Function from progress to the decay factor, from 1 (peak) to 0 (`min_lr`), without warmup.
+"""
 
 
 def make_schedule(
@@ -46,11 +47,11 @@ def make_schedule(
     """Build the function from progress to learning rate.
 
     Args:
-        optim: The settings of the schedule.
-        stop_after: The length of the run.
+        optim: Schedule, peak, warmup and cooldown.
+        stop_after: Length of the run.
         expected: Known totals of the run by unit, e.g. {"steps": 1000, "epochs": 3}. They convert
-            settings in another unit than `stop_after`. If the share of a warmup is unknown, the
-            decay starts at the first update, and the warmup multiplies it.
+            settings in another unit than `stop_after`. If the warmup's fraction of the run is
+            unknown, the decay starts at the first update and is multiplied by the warmup.
 
     Raises:
         ConfigError: The start of the cooldown is unknown, or the run ends before its warmup.
@@ -151,7 +152,7 @@ def cycle_at(elapsed: float, first: float, growth: int) -> tuple[float, float]:
 def _warmup_share(
     optim: OptimConfig, warmup: Duration, length: Duration, totals: Mapping[str, float]
 ) -> float:
-    """Return the share of the run at which warmup ends, or 0 if it is unknown."""
+    """Return the fraction of the run that is warmup, or 0 if it is unknown."""
     share = _share_of_run(warmup, totals)
     # The configuration has already checked settings in equal units.
     if share >= 1.0 and warmup.unit != length.unit:
@@ -176,7 +177,7 @@ def _one_update(warmup: Duration, totals: Mapping[str, float]) -> float:
 def _cooldown_share(
     optim: OptimConfig, length: Duration, totals: Mapping[str, float], warm_share: float
 ) -> float:
-    """Return the cooldown of wsd as a share of the run, at most the share after warmup."""
+    """Return the cooldown of wsd as a fraction of the run, at most the fraction after warmup."""
     cooldown = (optim.cooldown or Duration(20, "%")).in_minutes()
     share = _share_of_run(_resolve_percent(cooldown, length), totals)
     if share == 0.0:
@@ -189,7 +190,7 @@ def _cooldown_share(
             f'optim.cooldown is "{cooldown}" and optim.warmup is "{optim.warmup}", but the run '
             f'lasts only "{length}". Use a shorter cooldown, e.g. "20 %".'
         )
-    # If warmup takes the entire run, no share is left. 1 avoids a division by zero.
+    # If warmup takes the entire run, nothing is left for the decay. 1 avoids a division by zero.
     return min(share, 1.0 - warm_share) or 1.0
 
 
@@ -201,6 +202,6 @@ def _resolve_percent(part: Duration, length: Duration) -> Duration:
 
 
 def _share_of_run(part: Duration, totals: Mapping[str, float]) -> float:
-    """Return `part` as a share of the run, or 0 if it is unknown."""
+    """Return `part` as a fraction of the run, or 0 if it is unknown."""
     total = totals.get(part.unit, 0.0)
     return part.amount / total if total > 0 else 0.0

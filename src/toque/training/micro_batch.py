@@ -24,7 +24,7 @@ from toque.training.runtime import Runtime
 from toque.units import Progress
 
 _BUDGET_SECONDS: Final = 4.0
-"""Acceptable wait at the start of a run, in seconds. A guess."""
+"""Acceptable delay at the start of a run, in seconds. A guess."""
 _MAX_TRIES: Final = 4
 
 
@@ -149,7 +149,7 @@ class _SavedBytes:
 class WorstBatch:
     """Builder of the largest possible batches, without data. Lengths are in tokens."""
 
-    source: int  # source tokens of a row; 0 for a decoder-only model
+    source: int  # number of source tokens in a row; 0 for a decoder-only model
     target: int  # target tokens of a row; all its tokens for a decoder-only model
     longest_source: int
     longest_target: int
@@ -197,7 +197,7 @@ class OomFallback:
 
     rows: int
     smaller_from: dict[int, int] = field(default_factory=dict)
-    """Smaller numbers of rows by the first step that uses them, at which memory ran out."""
+    """Reduced rows per micro-batch after memory ran out, by the first step that uses them."""
     remember: Callable[[dict[int, int]], None] | None = None  # stores `smaller_from`
     callbacks: Callbacks = field(default_factory=Callbacks)
     resources: Resources | None = None  # choices that checkpoints record
@@ -257,7 +257,7 @@ class OomFallback:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
-            # Outside the except block, because the exception holds the failed attempt's tensors.
+            # Outside the except block, because the exception refers to tensors of the attempt.
             self._halve_rows(at, rows, reason, can_retry=sharing.can_retry)
 
     def _halve_rows(

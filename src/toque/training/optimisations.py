@@ -20,7 +20,8 @@ from toque.training.runtime import Runtime
 from toque.units import Cursor
 
 _ALL_ROWS: Final = 1 << 30
-"""More positions than any micro-batch has. With it, the output head is computed in one chunk."""
+"""More positions than in any micro-batch, so that the output head is computed in one chunk.
+"""
 
 
 def optimise(

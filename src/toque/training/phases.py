@@ -103,7 +103,7 @@ class PartClock:
         """Add the time since the last call to `part`.
 
         Args:
-            part: The part that ends.
+            part: Part of the session that ends now.
             slowed: Whether an observer slows the next update. None means no change.
         """
         now = self._now()

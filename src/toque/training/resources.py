@@ -34,9 +34,9 @@ class Resources:
     gradient_checkpointing: bool
     compile: bool
     machine: dict[str, Any] = field(default_factory=dict)
-    """Facts that the choices depend on."""
+    """Facts about the machine on which the choices depend."""
     smaller_from: dict[_Step, _Rows] = field(default_factory=dict)
-    """Smaller rows per micro-batch by the first step that uses them, at which memory ran out."""
+    """Reduced rows per micro-batch after memory ran out, by the first step that uses them."""
 
     def checkpoint_record(self, smaller_from: list[dict[int, int]]) -> dict[str, Any]:
         """Return the choices as JSON for a checkpoint, with the `smaller_from` of every rank."""
@@ -109,9 +109,9 @@ def previous_resources(
 
     Args:
         run: The run folder.
-        checkpoint: The checkpoint that the session continues from.
-        machine: The facts on which new choices would depend.
-        rank: The rank of this process.
+        checkpoint: Checkpoint from which the session continues.
+        machine: Facts on which new choices would depend.
+        rank: Rank of this process.
 
     Returns:
         The choices, or None if they are missing or were made for other facts.

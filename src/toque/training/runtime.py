@@ -69,11 +69,11 @@ class Runtime:
 
         Args:
             device: "auto", "cpu", "cuda" or "cuda:N".
-            precision: The precision. "auto" is bf16 if the machine computes it fast. Otherwise it
-                is fp16 on CUDA if the model allows it, or float32.
+            precision: Precision of the matmuls. "auto" is bf16 if it is fast on this machine.
+                Otherwise it is fp16 on CUDA if the model allows it, or float32.
             deterministic: Whether repeated runs are bitwise identical. This is slower on CUDA.
             fp16_is_safe: Whether the model works in fp16. The activations of T5 overflow.
-            ranks: The processes of the run. None means a single process.
+            ranks: Processes of the run. None means a single process.
 
         Raises:
             ConfigError: The device is missing, or the precision does not work on it.

@@ -18,7 +18,7 @@ MAX_COUNT: Final = 1 << 53
 _MAX_MAGNITUDE: Final = 1e300
 """Largest allowed number. Conversions of much larger whole numbers to float overflow."""
 _MAX_DIFFERENCES: Final = 5
-"""Number of differences that a message lists."""
+"""Maximum number of differences in a message."""
 
 
 def count_in(state: Mapping[str, Any], name: str, *, maximum: int = MAX_COUNT) -> int:

@@ -40,9 +40,9 @@ INTERRUPTED: Final = "interrupted"
 TAKEN_OVER: Final = "taken_over"
 """`RunEnd.reason` when another process has taken over the run's bucket."""
 _FORWARDING_SECONDS: Final = 5.0
-"""Seconds after a signal in which a launcher may forward the same signal again."""
+"""Seconds after a signal during which a launcher may forward the same signal again."""
 _HANGUP_SECONDS: Final = 5.0
-"""Seconds after SIGHUP in which other signals have the same cause."""
+"""Seconds after SIGHUP during which other signals have the same cause."""
 _STANDARD_ERROR: Final = 2
 _FINISHING_STEP: Final = "finishing this step"
 _MIN_UPDATES_FOR_TEXTS: Final = 10
@@ -255,7 +255,7 @@ class TimeLimit(Callback):
         self._step = 0
         minutes_left = self._seconds_left() / 60
         self.stop_after = Duration(round(minutes_left, 4), "minutes")
-        """Time left for updates and the evaluations and saves between them."""
+        """Time left for updates, and for the evaluations and saves between them."""
         self._counted_until = self._evaluating_since = self.clock.seconds()
         self._saving_since = self._saving = 0.0
         self._reached = 0.0
@@ -377,7 +377,7 @@ class TimeLimit(Callback):
         self._reached = float(state["reached"])
 
     def _seconds_left(self) -> float:
-        """Return the seconds for further updates."""
+        """Return the seconds left for further updates."""
         # Two held-out losses: one at the end of training and one of the best weights.
         evaluating = 2 * self.evaluating
         seconds_after = evaluating + self.texts + self.final_texts + self.ending

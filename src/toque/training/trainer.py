@@ -48,7 +48,7 @@ from toque.units import Cursor, Duration, Progress
 class Schedule:
     """Length of a run, and the durations between evaluations, saves and checks.
 
-    A duration in "%" is a share of `stop_after`. None means never, but the end of a run is always
+    A duration in "%" is relative to `stop_after`. None means never, but the end of a run is always
     saved.
     """
 
@@ -212,8 +212,8 @@ class Trainer:
         """Make one update. Its result does not depend on micro-batch size and world size.
 
         Args:
-            planned: The update's data and its position in the data.
-            batch: The batch of `planned`, if a copy is already on the device.
+            planned: Data of the update, with its position.
+            batch: Batch of `planned`, if a copy is already on the device.
             started: The time by `perf_counter` before the update waited for its data.
         """
         if started is None:

@@ -38,8 +38,8 @@ NON_FINITE_FILE: Final = "non_finite.json"
 SKIPPED_FILE: Final = "skipped_updates.jsonl"
 _MAX_IDS_SHOWN: Final = 12
 _MIN_SPREAD: Final = 1e-3
-"""Lower bound of the standard deviation, as a share of the mean. Without it, tiny changes after a
-constant phase would be outliers."""
+"""Lower bound of the standard deviation, as a fraction of the mean. Without it, tiny changes after
+a constant phase would be outliers."""
 
 
 @final
@@ -56,12 +56,14 @@ class SkipStep:
     sigma: float = 6.0
     window: int = 128
     roll_back_after: int = 4
-    skipped: int = 0  # updates not applied, over the entire run
-    in_a_row: int = 0  # updates not applied since the last applied update
+    skipped: int = 0  # number of updates not applied, over the entire run
+    in_a_row: int = 0  # number of updates not applied since the last applied update
     rolled_back_at: int | None = None  # step of the last rollback
     _seen: int = 0
     _past: Tensor | None = None
-    """Ring buffer of losses and norms, [window, 2] float64. NaN is a value that is not finite."""
+    """Ring buffer of losses and norms, [window, 2] float64. NaN replaces values that are not
+    finite.
+    """
 
     def add(self, values: Tensor) -> Tensor:
         """Add an update's `values` to the window, and return their limits by earlier updates.

@@ -47,7 +47,7 @@ class Column(NamedTuple):
     heading: str
     decimals: int
     unit: float = 1.0
-    """Amount of the measure that the table displays as 1."""
+    """Amount of the metric that the table displays as 1."""
 
     def format_difference(self, difference: Mapping[str, Any] | None) -> str:
         """Format a difference with its interval. A star marks an interval without zero."""
@@ -137,7 +137,7 @@ IMPROVEMENTS = (
     ),
     Improvement("other wordings", "augmentation", (*_WORDINGS,)),
 )
-"""Packing is not an improvement here, because it does not change the results."""
+"""Improvements to ablate. Packing is not listed, because it does not change the results."""
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ class AblationPlan:
 
     improvements: tuple[str, ...]
     left_out: Mapping[str, str]
-    """Improvements that do not fit the configuration, each with the reason."""
+    """Improvements that do not apply to the configuration, each with the reason."""
     variants: tuple[Variant, ...]
 
     @property
     def runs(self) -> dict[str, Variant]:
-        """The variants to train, by key. Variants with equal settings share a run."""
+        """Variants to train, by key. Variants with equal settings share a run."""
         return {variant.key: variant for variant in self.variants}
 
     def for_store(self, fingerprint: str) -> AblationPlan:
@@ -189,7 +189,7 @@ class Result:
     """Last line of the log of a run that failed."""
 
     def measure(self, name: str) -> float | None:
-        """Return a measure of `COLUMNS`, or None if the run failed or did not record it."""
+        """Return a metric of `COLUMNS`, or None if the run failed or did not record it."""
         if self.code:
             return None
         if name == "peak_bytes":
@@ -211,7 +211,7 @@ class Ablation:
     json: Path
     """File with all results."""
     record: Mapping[str, Any]
-    """Content of `json`. Its `effects` are differences by improvement, comparison and measure."""
+    """Content of `json`. Its `effects` are differences by improvement, comparison and metric."""
 
     def __str__(self) -> str:
         """Return the table of differences."""
@@ -551,7 +551,7 @@ def _read_measures(folder: Path) -> dict[str, float]:
 
 def _peak_memory_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes
+    return peak if sys.platform == "darwin" else 1024 * peak  # Linux reports KiB
 
 
 def _result_file(out: Path, key: str) -> Path:
@@ -559,7 +559,7 @@ def _result_file(out: Path, key: str) -> Path:
 
 
 def _read_result(out: Path, key: str) -> Result | None:
-    """Read the result of a completed run. A failed run is repeated, so it leaves no result."""
+    """Read the result of a completed run. A failed run has no result, so that it is repeated."""
     try:
         return Result(**json.loads(_result_file(out, key).read_text()))
     except (OSError, ValueError, TypeError):
@@ -590,7 +590,7 @@ def summarise(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, An
 def _estimate_effects(
     improvement: str, plan: AblationPlan, results: Mapping[str, Result]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Estimate the differences that an improvement makes, by comparison and measure."""
+    """Estimate the differences that an improvement makes, by comparison and metric."""
     comparisons = {
         "taken from all on": ("all on", f"all on, {improvement} off"),
         "added to all off": (f"all off, {improvement} on", "all off"),
@@ -606,9 +606,9 @@ def _estimate_effects(
 def _estimate_differences(
     with_results: Sequence[Result], without_results: Sequence[Result]
 ) -> dict[str, dict[str, Any]]:
-    """Estimate the difference of each measure over pairs of runs with the same seed.
+    """Estimate the difference in each metric over pairs of runs with the same seed.
 
-    A measure that no pair has is left out.
+    A metric that no pair has is left out.
     """
     differences = {}
     for measure in (column.measure for column in COLUMNS):

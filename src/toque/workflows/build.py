@@ -122,7 +122,7 @@ def build_run(
     """Build all parts of a run, with the settings that are fastest on this machine.
 
     Args:
-        config: The configuration.
+        config: Configuration of the run.
         store: The prepared store.
         ranks: The ranks of the run.
         watchers: The watchers, on the first rank only.

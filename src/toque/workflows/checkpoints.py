@@ -46,12 +46,12 @@ class SavedStep:
     """Path in the run, e.g. best/step-00000200."""
     step: int
     seconds: float
-    """Training time before the save."""
+    """Training time before the save, in seconds."""
     metrics: Mapping[str, float]
-    """Scores of its evaluation; empty without one."""
+    """Scores of the checkpoint's evaluation; empty without one."""
     bytes: int
     reason: str
-    """Reason why the run keeps it."""
+    """Reason why the run retains the checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ DISHES = {
         "cooked rice, eggs, frozen peas, carrots, garlic, vegetable oil, soy sauce, sesame oil"
     ),
 }
-"""Dishes of the final prompts with their ingredients. The cookbook does not contain them."""
+"""Dishes, with ingredients, for the final prompts. The cookbook does not contain these dishes."""
 N_RECIPES = 8000
 """Default number of recipes in the cookbook."""
 

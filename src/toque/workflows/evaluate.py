@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from toque.evaluation.text_scores import Scores
 
 _DIGITS = 6
-"""Decimals in evaluation.json."""
+"""Number of decimal places in evaluation.json."""
 _LISTS = "Give lists of equal length with at least one text."
 _SHOWN_SLICES = ("recipe_score", "rougeL", "bleu")
 """Scores in the printed table of slices. evaluation.json has all scores."""
@@ -375,7 +375,7 @@ def score(
     """Score texts of any origin with the scores of `evaluate`.
 
     Args:
-        texts: The texts.
+        texts: Texts to score.
         references: A reference per text, or None, for ROUGE and BLEU.
         prompts: A prompt per text. A text is scored as a recipe if its prompt asks for one. Without
             prompts, every text is scored as a recipe without requested ingredients.

@@ -50,9 +50,9 @@ _SAMPLE = (
     {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
     {"role": "user", "content": "And then?"},
 )
-"""Conversation for which chat templates are compared."""
+"""Conversation with which chat templates are compared."""
 N_PROMPTS = 20
-"""Number of prompts for which the exported file is compared with the model."""
+"""Number of prompts with which the exported file and the model are compared."""
 _MODELFILE = """# ollama create {name} -f Modelfile
 FROM ./{file}
 {template}

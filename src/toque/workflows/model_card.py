@@ -49,7 +49,7 @@ _LICENCE_KEYS = ("license", "license_name", "license_link")
 _MAX_CARD_BYTES = 1 << 20
 """Maximum size in bytes of a base model's card."""
 _MAX_VALUE_LENGTH = 200
-"""Maximum characters per value on a base model's card."""
+"""Maximum length of a value on a base model's card, in characters."""
 _JOULES_PER_KWH = 3.6e6
 
 

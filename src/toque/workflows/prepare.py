@@ -63,7 +63,7 @@ def prepare(
 
 
 _LARGE_BYTES = 10_000_000
-"""Size of sources in bytes from which one step of their preparation may take a minute."""
+"""Size of the sources, in bytes, from which one step of their preparation may take a minute."""
 _ROW_ARGUMENTS = {"sources": "data", "validation": "validation"}
 """Field of `data` -> argument with rows for it."""
 
@@ -169,7 +169,7 @@ def prepare_store(
     """Prepare the store of valid settings. Do not check that it fits the model.
 
     Args:
-        settings: The settings.
+        settings: Valid settings with a store.
         replace: Delete a store of other data or settings.
         log_steps_from: Size of the sources in bytes from which each step is logged as a line.
         reporter: Receives the progress.

@@ -280,7 +280,7 @@ class Verified:
     """Stores and checkpoints with correct hashes."""
 
     parts: tuple[str, ...]
-    """A line per store and checkpoint."""
+    """One line per store and checkpoint."""
 
     def __str__(self) -> str:
         """Return all lines."""
@@ -388,9 +388,9 @@ class _VerifiedCheckpoints:
     """Outcome for the checkpoints and best models of a run."""
 
     lines: list[str] = field(default_factory=list)
-    """A line per correct checkpoint."""
+    """One line per correct checkpoint."""
     errors: list[ToqueError] = field(default_factory=list)
-    """An error per damaged checkpoint."""
+    """One error per damaged checkpoint."""
     verified: set[Path] = field(default_factory=set)
     """Folders of correct and damaged checkpoints."""
     n_removed: int = 0

@@ -1,4 +1,4 @@
-"""Results of workflows: a trained run, a generated text, an answer. The module loads no torch."""
+"""Results of workflows: a trained run, a generated text, an answer. This module needs no torch."""
 
 from __future__ import annotations
 

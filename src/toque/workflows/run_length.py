@@ -28,18 +28,19 @@ from toque.workflows.trained_model.training_record import find_max_target_tokens
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 """Lengths of generated texts in the two measurements that are compared."""
 _SHORT_SECONDS = 2.0
-"""Time that is not worth a second measurement, and the time for repetitions of one measurement."""
+"""Minimum seconds for a second measurement, and maximum seconds for repeating one measurement.
+"""
 _TIMED_BATCHES = 2
 """Number of held-out batches for which an evaluation is timed."""
 _COPIES = 5
 """Number of copies of the weights that are written at the end: three in a checkpoint with AdamW's
 state, one in the best model, and one in the finished model."""
 _PROBE_BYTES = 8 << 20
-"""Size of the file that measures the speed of the disk."""
+"""Size in bytes of the file with which the disk's speed is measured."""
 _PROBING_SHARE = 0.01
-"""Share of the time limit that the repetition of one measurement may take. Not tuned."""
+"""Fraction of the time limit that repetitions of one measurement may take. Not tuned."""
 _TEXTS_SHARE = 0.25
-"""Maximum share of the time limit for generated texts. Not tuned."""
+"""Maximum fraction of the time limit for generated texts. Not tuned."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class AfterTraining:
     evaluating: float
     """Seconds per held-out loss."""
     ending: float
-    """Seconds of the final scores, the last checkpoint and the finished model."""
+    """Seconds for the final scores, the last checkpoint and the finished model."""
     texts: float = 0.0
     """Seconds for the texts of an evaluation during training."""
     final_texts: float = 0.0
@@ -95,10 +96,10 @@ def find_length(
 ) -> Length:
     """Return the length of training, the same on every rank.
 
-    The time of the end is measured if a reporter displays it or the time is limited.
+    The duration of the run's end is measured if a reporter displays it or the time is limited.
 
     Args:
-        config: The configuration.
+        config: Configuration of the run.
         store: The store of the run.
         evaluator: The evaluator, which is timed.
         final_sampler: The sampler of the final texts, which is timed.
@@ -200,7 +201,7 @@ def predict_time(
     *,
     n_texts: int,
 ) -> TimeLeft | None:
-    """Predict the time of a run with `n_texts` final texts. None: nothing was measured."""
+    """Predict the time of a run with `n_texts` final texts. Return None if nothing was measured."""
     if length.after is None or update_seconds is None:
         return None
     stop = length.stop_after
@@ -232,7 +233,7 @@ def _measure_end(
     *,
     max_seconds: float,
 ) -> AfterTraining:
-    """Estimate the time of the end of a run from small measurements, which do not change the run.
+    """Estimate the duration of a run's end from small measurements, which do not change the run.
 
     A measurement that took `max_seconds` is not repeated.
     """
@@ -258,7 +259,7 @@ def _measure_end(
 
 
 def _measure_evaluation(evaluator: Evaluator, max_seconds: float) -> float:
-    """Estimate the seconds of a held-out loss from a few batches."""
+    """Estimate the seconds for a held-out loss from a few batches."""
     heldout, model = evaluator.heldout, evaluator.model
     rows = (
         heldout.rows_per_step.rows if heldout.rows_per_step else heldout.rows_per_batch
@@ -278,7 +279,7 @@ def _measure_evaluation(evaluator: Evaluator, max_seconds: float) -> float:
 
 
 def _measure_saving(config: RunConfig, model: nn.Module) -> float:
-    """Estimate the seconds of the last files from the time of a small file on the same disk."""
+    """Estimate the seconds for the last files from the time for a small file on the same disk."""
     trained = [p for p in model.parameters() if p.requires_grad]
     n_bytes = sum(p.numel() * p.element_size() for p in trained)
     try:
@@ -304,7 +305,7 @@ def estimate_texts_seconds(
         return 0.0
     ranks = evaluator.ranks
     ids = [prompt.ids for prompt in sampler.prompts[ranks.rank :: ranks.world_size]]
-    # All ranks gather the model, also a rank without texts.
+    # All ranks gather the model, including ranks without texts.
     with evaluator.sharing.full_model() as model:
 
         def time_texts(tokens: int) -> float:
@@ -320,10 +321,10 @@ def estimate_texts_seconds(
 def extrapolate_seconds(
     time_texts: Callable[[int], float], n_tokens: int, *, max_seconds: float = math.inf
 ) -> float:
-    """Estimate the seconds of texts with `n_tokens`, from the times of two short lengths.
+    """Estimate the seconds for texts with `n_tokens`, from the times for two short lengths.
 
-    The difference of the two times is free of the time to read the prompts. A measurement that took
-    `max_seconds` is not repeated.
+    The difference between the two times does not contain the time to read the prompts. A
+    measurement that took `max_seconds` is not repeated.
     """
     budget = min(_SHORT_SECONDS, max_seconds)
     few = shortest_time(

@@ -298,7 +298,7 @@ def _build_watchers(config: RunConfig, callbacks: Sequence[object]) -> Watchers:
 
 
 def _wrap_trainer_callback(config: RunConfig, callback: object) -> object:
-    """Wrap a callback of transformers' Trainer. Return any other callback unchanged."""
+    """Wrap a callback for transformers' Trainer. Return any other callback unchanged."""
     kinds = {(kind.__module__, kind.__name__) for kind in type(callback).__mro__}
     if ("transformers.trainer_callback", "TrainerCallback") not in kinds:
         return callback

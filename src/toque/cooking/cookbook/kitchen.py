@@ -301,7 +301,7 @@ class _Kitchen:
         return low + step * self._draw.below((high - low) // step + 1)
 
     def _list_foods(self, foods: str, eaten: float = 1.0) -> None:
-        """Add foods to the list. `eaten` is their eaten share, e.g. of the salt in pasta water."""
+        """Add foods to the list. `eaten` is the eaten fraction, e.g. of the salt in pasta water."""
         for text in foods.split("; "):
             self._list_food(specification(text), eaten)
 

@@ -25,7 +25,7 @@ class PantryFood:
     plural: str
     """Plural in a step: "chickpeas". Equal to `name` for a mass noun."""
     listed_as: str
-    """Words before the name in the list: "boneless skinless" for chicken breasts."""
+    """Words before the name in the ingredient list: "boneless skinless" for chicken breasts."""
     title: str
     """Name in a title: "lemon" for lemon zest. Empty if it is the name in a step."""
     per_100_g: Mapping[str, float]
@@ -73,13 +73,13 @@ def _load_pantry() -> dict[str, PantryFood]:
 
 
 PANTRY: Mapping[str, PantryFood] = _load_pantry()
-"""Foods by singular and plural."""
+"""Foods by their singular and plural names."""
 
 GRAMS_PER_POUND = 453.6
 OUNCES_PER_POUND = 16.0
 TEASPOONS_PER_CUP = 48.0
 VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}
-"""Units of volume in teaspoons."""
+"""Teaspoons per unit of volume."""
 
 PIECES = {"clove", "stalk", "slice", "can", "sprig"}
 """Units that count pieces."""

@@ -1,7 +1,7 @@
 """Cookbook generator: synthetic recipes from a hand-written grammar of dish families.
 
 The `source` of every record marks it as synthetic. The recipes are consistent, varied,
-labelled and free of rights. They are the data of `toque demo` and of the tests. A recipe depends
+labelled and free of copyright. They are the data of `toque demo` and of the tests. A recipe depends
 only on its seed and its index.
 """
 

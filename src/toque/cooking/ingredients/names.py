@@ -40,7 +40,7 @@ _OPEN_REMARKS = (
     " smaak", " Geschmack",
 )  # fmt: skip
 _ADVERB = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
-MAX_NAME_WORDS = 7  # maximum words of a food's name in a prompt
+MAX_NAME_WORDS = 7  # maximum number of words in a food's name in a prompt
 # Units that also begin the name of a food: "rib eye", "cube steak", "leaf lettuce"
 _UNIT_OR_FOOD = frozenset(
     "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
@@ -102,7 +102,7 @@ _EDIBLE_TOOLS = frozenset(
     bread candy carrot celery cheese chocolate cinnamon crab fish mozzarella peppermint pretzel
     """.split()  # noqa: SIM905
 )
-"""Words that make such a thing edible: "cinnamon sticks"."""
+"""Words before a tool that make it a food: "cinnamon sticks"."""
 
 
 @lru_cache(maxsize=1 << 16)

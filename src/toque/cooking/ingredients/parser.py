@@ -56,7 +56,8 @@ _AFTER_JOINS = (
 _AT_END = AFTER_NAME | ADVERBS | {"small", "large"}
 _NO_BRACKETS = str.maketrans("()", "  ")
 MAX_CHARS = 2000
-"""Maximum parsed characters per line. The longest of 90,000 real lines has 604."""
+"""Maximum number of parsed characters per line. The longest of 90,000 real lines has 604.
+"""
 
 
 @lru_cache(maxsize=1 << 16)

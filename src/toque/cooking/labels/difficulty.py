@@ -22,11 +22,11 @@ from toque.cooking.labels.features import Reading
 from toque.cooking.recipe import DIFFICULTIES, Difficulty, difficulty_of
 
 LITTLE_WORK = 30_000.0
-"""Largest product of ingredients, words and minutes of an easy recipe."""
+"""Largest product of the numbers of ingredients, words and minutes for an easy recipe."""
 UNSAID_MINUTES = 30.0
-"""Minutes of a recipe without times."""
+"""Assumed minutes for a recipe that states no times."""
 TECHNIQUE_WORK = 2.0
-"""Factor for the product of a recipe with a demanding technique."""
+"""Factor on the product if a recipe has a demanding technique."""
 LONG_MINUTES = 120
 """Minutes above which one demanding technique makes a recipe harder."""
 MANY_TECHNIQUES = 2
@@ -57,7 +57,7 @@ TECHNIQUES: dict[str, str] = {
     "julienne": "julienne chiffonade brunoise mandoline",
     "roll out": "lattice crimp",
 }
-"""Demanding techniques, with words that mention them."""
+"""Demanding techniques, each with the words that mention it."""
 
 _WORDS = {word: name for name, words in TECHNIQUES.items() for word in words.split()}
 _PHRASES = tuple(
@@ -78,15 +78,16 @@ _PHRASES = tuple(
         ),
     )
 )
-"""Names of techniques, with patterns of phrases that mention them."""
+"""Names of techniques, each with patterns for the phrases that mention it."""
 _WORDS_OF_PHRASES = frozenset(
     """
     ball bath boiler brine butterfly chips crack cure deep ice pastry pipe rise roll simmering
     thermometer
     """.split()  # noqa: SIM905
 )
-"""Each phrase contains one of these words. Most recipes contain no such word, so that their search
-is 15 times faster."""
+"""Words in the phrases, at least one per phrase. Most recipes contain none of these words, which
+makes the search 15 times faster.
+"""
 
 
 @dataclass(frozen=True, slots=True)

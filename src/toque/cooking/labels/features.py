@@ -23,11 +23,11 @@ _PURE_FAT = 95.0
 _PURE_SALT = 30_000.0
 """Minimum milligrams of sodium per 100 g of a salt."""
 _FRYING_FAT_G = 180.0
-"""Grams of fat above which it is for frying."""
+"""Grams of fat above which the fat is for frying."""
 _BRINE_SALT_G = 50.0
-"""Grams of salt above which it is for a brine or a crust."""
+"""Grams of salt above which the salt is for a brine or a crust."""
 TAKEN_UP = 0.1
-"""Share of frying fat, and of salt in a brine or crust, that is eaten. A guess."""
+"""Fraction of frying fat, and of salt in a brine or crust, that is eaten. A guess."""
 
 _NEEDS_NO_AMOUNT = re.compile(
     r"\bto (?:taste|serve|garnish|decorate|season|finish)\b|\bas (?:needed|required|desired)\b"
@@ -92,7 +92,7 @@ def line_facts(text: str) -> LineFacts:
 def _eaten_grams(line: IngredientLine, food: Food) -> tuple[float, bool]:
     """Return the eaten grams of a food. Also return whether it may be fat for frying.
 
-    If the line of much fat does not mention frying, only the steps show whether it is for frying.
+    If a line with much fat does not mention frying, only the steps show whether it is for frying.
     """
     grams = grams_of(line, food) or 0.0
     is_much_fat = food.per_100_g[_FAT] >= _PURE_FAT and grams > _FRYING_FAT_G

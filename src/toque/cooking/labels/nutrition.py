@@ -61,10 +61,10 @@ RED_PER_SERVING = {
 }
 SALT_PER_SODIUM = 2.5
 MIN_LIGHTS = 2
-"""Minimum known lights. With fewer stated nutrients the class is estimated."""
+"""Minimum number of known traffic lights. If fewer nutrients are stated, the class is estimated."""
 
 _UNKNOWN_G = 40.0
-"""Grams per serving of a food that is neither measured nor in the table."""
+"""Assumed grams per serving of a food that is neither measured nor in the table."""
 _ENERGY = NUTRIENTS.index("energy_kcal")
 _FAT, _SUGAR = NUTRIENTS.index("fat_g"), NUTRIENTS.index("sugar_g")
 _PROTEIN, _CARBOHYDRATE = (
@@ -72,15 +72,15 @@ _PROTEIN, _CARBOHYDRATE = (
     NUTRIENTS.index("carbohydrate_g"),
 )
 _MAX_REFINED_SHARE = 0.5
-"""Largest share of refined foods in a Healthy dish, by weight without water."""
+"""Largest fraction of refined foods in a Healthy dish, by weight without water."""
 _MIN_REFINED_G = 15.0
 """Largest weight of refined foods that never counts, such as the sugar in a pot of tea."""
 _MAX_REFINED_NAMES = 0.6
-"""Largest share of refined foods in a Healthy dish without weights, by number of foods."""
+"""Largest fraction of refined foods in a Healthy dish without weights, by number of foods."""
 _MIN_SERVING_G = 2.0
 """Minimum grams per serving of a counted food, which excludes seasonings."""
 _REFINED_ENERGY = 0.6
-"""Minimum share of fat and sugar in a refined dish's stated energy."""
+"""Minimum fraction of fat and sugar in a refined dish's stated energy."""
 _REFINED = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
 """Minimum fat and sugar, and maximum protein, of a refined food in grams per 100 g."""
 _FAT_KCAL = 9.0
@@ -99,7 +99,7 @@ _CLAIMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("low-sodium", "low-salt"), ("sodium_mg",)),
     **dict.fromkeys(("low-carb", "very-low-carbs", "diabetic", "sugar-free"), ("sugar_g",)),
 }  # fmt: skip
-"""Tags for a dish low in a nutrient, with the estimates that they cap just below red."""
+"""Tags for a dish that is low in a nutrient, each with the estimate that it caps just below red."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class Nutrition:
     lights: Mapping[str, Light]  # known lights of fat, saturates, sugar and salt
     estimated: bool
     coverage: float
-    """1.0 for stated nutrients. For estimates, the share of the ingredients' weight that the recipe
-    measures and the food table contains, or 0.0 if the recipe gives names only."""
+    """1.0 for stated nutrients. For estimates, the fraction of the ingredient weight that the
+    recipe measures and the food table contains, or 0.0 if the recipe gives names only."""
     # Number of servings in the estimate; None for stated nutrients.
     servings: float | None
 
@@ -267,7 +267,7 @@ def _unmeasured_grams(line: LineFacts) -> float:
 
 
 def _reduce_frying_fat(line: LineFacts) -> LineFacts:
-    """Reduce frying fat to its absorbed share. Return any other line unchanged."""
+    """Reduce frying fat to the fraction that is absorbed. Return any other line unchanged."""
     if not line.is_frying_fat or line.food is None:
         return line
     grams = TAKEN_UP * line.grams
@@ -313,8 +313,9 @@ _DIVIDED = tuple(
         ),
     )
 )
-"""Patterns of sentences that divide a dish, with words that each sentence contains. The search for
-these words first is ten times faster."""
+"""Patterns for sentences that divide a dish, each with words that such a sentence contains.
+Searching for these words first is ten times faster.
+"""
 _EATEN_WHOLE = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}

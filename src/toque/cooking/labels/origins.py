@@ -73,7 +73,7 @@ _WORDS = {
     "Indonesian": "dan di hingga dengan yang lalu ke dalam api tambahkan masukkan aduk rata menit",
 }
 _COMMON = {name: frozenset(words.split()) for name, words in _WORDS.items()}
-"""Common words of recipes by language."""
+"""Common words in recipes, by language."""
 _SCRIPTS = (
     ("\u0370", "\u03ff", "Greek"),
     ("\u0400", "\u04ff", "a Cyrillic script"),
@@ -85,11 +85,11 @@ _SCRIPTS = (
     ("\u4e00", "\u9fff", "Chinese characters"),
     ("\uac00", "\ud7af", "Korean"),
 )
-"""First and last letters of scripts, and their names in reports."""
+"""First and last letter of each script, and the script's name in reports."""
 _MAX_CHARS = 300
-"""Characters of the steps in which a script is searched."""
+"""Number of characters of the steps that are searched for a script."""
 MIN_SHARE = 0.04
-"""Minimum share of a language's common words to recognise it."""
+"""Minimum fraction of a language's common words to recognise it."""
 
 
 def language_of(reading: Reading) -> str:

@@ -3,14 +3,14 @@
 The score has these parts, each in [0, 1]:
 
 * title: 1 for a name of at most 12 words, less for a longer one or for capitals, 0 for a link.
-* ingredients: share of lines that name a food. A recipe with one line gets half of it.
-* amounts: share of lines with an amount, or that need none ("salt to taste").
-* steps: share of steps with a cooking verb.
-* used: share of ingredients in the steps. "All ingredients" counts 3/4 of a mention of each.
+* ingredients: fraction of lines that name a food. A recipe with one line gets half of it.
+* amounts: fraction of lines with an amount, or that need none ("salt to taste").
+* steps: fraction of steps with a cooking verb.
+* used: fraction of ingredients in the steps. "All ingredients" counts 3/4 of a mention of each.
 * length: 1 for 20 to 800 words of directions, proportionally less outside of these limits.
-* unique: share of distinct ingredient lines or of distinct sentences, whichever is lower.
-* clean: share of texts without markup, links, adverts and broken characters.
-* language: share of known English words, divided by 30 % and at most 1.
+* unique: fraction of distinct ingredient lines or of distinct sentences, whichever is lower.
+* clean: fraction of texts without markup, links, adverts and broken characters.
+* language: fraction of known English words, divided by 30 % and at most 1.
 
 score = 0.6 * weighted mean + 0.4 * the lowest part of `ESSENTIAL`. A good list of ingredients
 cannot compensate for missing directions.
@@ -47,7 +47,7 @@ ESSENTIAL = (
     "clean",
     "language",
 )
-"""The lowest of these parts has the weight `WEAKEST_SHARE`."""
+"""Essential parts of the score. The lowest of them has the weight `WEAKEST_SHARE`."""
 WEAKEST_SHARE = 0.4
 
 MIN_WORDS = 20
@@ -131,7 +131,7 @@ def _title_score(title: str) -> float:
 
 
 def _used_share(reading: Reading) -> float:
-    """Return the share of ingredients that the steps mention, by name or as "all ingredients"."""
+    """Return the fraction of ingredients that the steps mention by name or as "all ingredients"."""
     lines = reading.lines
     if not lines:
         return 0.0
@@ -150,7 +150,7 @@ def _length_score(n_words: int) -> float:
 
 
 def _distinct_share(reading: Reading) -> float:
-    """Return the lower share of distinct ingredient lines and of distinct sentences."""
+    """Return the lower fraction of distinct ingredient lines and of distinct sentences."""
     sentences = _SENTENCE_END.sub("\n", "\n".join(reading.recipe.steps)).split("\n")
     # Short sentences such as "Stir again" may repeat.
     long_sentences = [text for text in sentences if text.count(" ") > 2]
@@ -161,7 +161,7 @@ def _distinct_share(reading: Reading) -> float:
 
 
 def _clean_share(reading: Reading) -> float:
-    """Return the share of title, lines and steps without markup, links and adverts."""
+    """Return the fraction of title, lines and steps without markup, links and adverts."""
     recipe = reading.recipe
     names = (recipe.title, *recipe.ingredients)
     texts = (*names, *recipe.steps)

@@ -57,7 +57,7 @@ _JOINING = (
     "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
 )
 _EMOJI = "\u2190-\u2bff\U0001f000-\U0001faff"
-# An invisible character, or, in its group, a joiner that stays with the character before it.
+# An invisible character. Group 1 matches a joiner that must be kept, with the character before it.
 _INVISIBLE = re.compile(
     f"([{_JOINING}][\u200c\u200d]|[{_EMOJI}]\ufe0f?\u200d(?=[{_EMOJI}]))"
     "|[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f\ufffc]"

@@ -38,7 +38,7 @@ from toque.keyed_random import key_of, keys_of
 from toque.units import Cursor, Duration, Progress
 
 CPU_MICRO_BATCH_TOKENS = 4096
-"""Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest number with it."""
+"""Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest size here."""
 # Separates these keys from other keys of the same rows.
 _DROPOUT = key_of(0x64726F70)
 # Examples that determine the row shape, including the longest ones.
@@ -47,14 +47,14 @@ SHAPE_SAMPLE = 2048
 
 @dataclass(frozen=True)
 class Step:
-    """Batch of an update, with the update's counts."""
+    """Batch of an update, and the update's counts."""
 
     batch: Batch  # rows of this rank
     cursor: Cursor  # cursor of the next update
-    n_targets: int  # tokens with loss on all ranks
-    n_tokens: int  # tokens without padding on all ranks
-    n_examples: int  # examples on all ranks
-    n_computed: int  # tokens with padding on this rank
+    n_targets: int  # number of tokens with loss on all ranks
+    n_tokens: int  # number of tokens without padding on all ranks
+    n_examples: int  # number of examples on all ranks
+    n_computed: int  # number of tokens with padding on this rank
     epoch: float  # passes over the data after this update
     # Curriculum stage, from 1. None without a curriculum.
     stage: int | None = None
@@ -77,14 +77,14 @@ class BatchStream:
 
     plan: EpochPlan | StagedPlan
     layout: Layout
-    prompt_lengths: np.ndarray  # [store rows] prompt tokens
+    prompt_lengths: np.ndarray  # [store rows] number of prompt tokens
     target_lengths: np.ndarray  # [store rows] target tokens
     rank: int = 0
     world_size: int = 1
     varied: Varied | None = None  # examples that change every epoch
-    readers: int = 1  # threads that collate
+    readers: int = 1  # number of threads that collate
     learnt_lengths: np.ndarray | None = None
-    """[store rows] target tokens with loss. None: all target tokens have a loss."""
+    """[store rows] Number of target tokens with loss. None if all target tokens have a loss."""
 
     @classmethod
     def for_training(
@@ -102,14 +102,14 @@ class BatchStream:
         """Create the stream of training batches from a store for a model.
 
         Args:
-            config: The run's configuration.
-            store: The store.
-            model: The model's configuration.
-            context_length: The model's context length in tokens. None means no limit.
+            config: Configuration of the run.
+            store: Store with the training examples.
+            model: Configuration of the model.
+            context_length: Context length of the model in tokens. None means no limit.
             spans: Span corruption of the texts. It replaces `varied`.
             varied: Augmented examples.
-            rank: The rank of this process.
-            world_size: The number of ranks.
+            rank: Rank of this process.
+            world_size: Number of ranks.
 
         Raises:
             ConfigError: The store has no training example, or its examples are too long.
@@ -169,7 +169,7 @@ class BatchStream:
             examples = self.varied.for_epoch(self.plan.epoch_key(cursor))
         n_tokens, n_targets = self._count_tokens(ids, examples)
 
-        # The ranks take the rows in turn.
+        # The ranks take turns at the rows.
         owner = np.arange(len(update.rows)) % self.world_size
         is_own = np.repeat(owner, list(map(len, update.rows))) == self.rank
         own_rows = update.rows[self.rank :: self.world_size]
@@ -255,7 +255,7 @@ def _size_updates(batch: Duration, shape: RowShape) -> tuple[int | None, int]:
 def example_keys(ids: Ints) -> Ints:
     """Compute a random key for each example of an update, int64 [examples].
 
-    A key depends on the store row and on the number of its earlier occurrences in the update.
+    A key depends on the store row and on how often the row has already occurred in the update.
 
     >>> len({*example_keys(np.array([5, 8, 5])).tolist()})
     3
@@ -274,10 +274,10 @@ def usual_rows(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class ExampleLengths:
-    """Computed tokens per example. For a decoder, the target includes the prompt."""
+    """Number of computed tokens per example. For a decoder, the target includes the prompt."""
 
-    source: Ints  # [examples] tokens of the encoder; 0 for a decoder
-    target: Ints  # [examples] tokens of the decoder
+    source: Ints  # [examples] number of encoder tokens; 0 for a decoder
+    target: Ints  # [examples] number of decoder tokens
     encoder: bool
 
     @classmethod
@@ -410,10 +410,11 @@ class Prefetch:
     Leaving the context stops the threads.
 
     Args:
-        batches: The stream of batches.
-        cursor: The cursor of the first update.
-        depth: Updates to prepare ahead. Each reader after the first adds one. 0 prepares none.
-        feed: The feed that copies batches to a GPU. None means that batches stay in main memory.
+        batches: Stream of batches.
+        cursor: Cursor of the first update.
+        depth: Number of updates to prepare ahead, plus one per reader after the first. 0 prepares
+            none.
+        feed: Feed that copies batches to a GPU. None means that batches stay in host memory.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ def decoder_batch(
     Args:
         examples: The token ids.
         rows: The store rows of each packed row. They must fit into it.
-        length: Tokens per packed row.
+        length: Number of tokens per packed row.
         pad_id: Id of the padding token.
         store: Store with the spans of conversations that have no loss. None: every target token
             has a loss.
@@ -93,10 +93,10 @@ def _decoder_labels(
     """Compute the label of each input token: the next token of a target, or IGNORE.
 
     Args:
-        tokens: The input tokens of all rows.
-        side: The positions of the examples.
+        tokens: Input tokens of all rows.
+        side: Positions of the examples.
         first_label: Index of each example's first token with a label, [examples].
-        last_targets: The last target token of each example, [examples].
+        last_targets: Last target token of each example, [examples].
     """
     lengths = side.lengths
     labels = np.full(tokens.shape, IGNORE, np.int64)
@@ -149,7 +149,7 @@ def encoder_decoder_batch(
     Args:
         examples: The token ids.
         rows: The store rows of each packed row. They must fit into it.
-        shape: Tokens per packed row on both sides.
+        shape: Number of tokens per packed row on both sides.
         pad_id: Id of the padding token.
         start_id: First input of the decoder.
         keys: Random keys of the examples in row order.
@@ -226,7 +226,7 @@ class _PackedSide:
         self._rows = rows
         self._padding = row_length - np.add.reduceat(lengths, rows.first_examples)
         self.lengths = lengths
-        # [2 examples] tokens of each example, and of the padding after it
+        # [2 examples] number of tokens of each example, and of the padding after it
         self.spans = np.zeros(2 * rows.n_examples, np.int64)
         self.spans[::2] = lengths
         self.spans[2 * rows.last_examples + 1] = self._padding
@@ -249,7 +249,7 @@ class _PackedSide:
         return np.repeat(np.repeat(keys, 2), self.spans) + self.positions()
 
     def segments(self) -> NDArray[np.int32]:
-        """Compute the segment of each token: its example's number in the row from 1, padding 0."""
+        """Compute each token's segment: its example's index in the row from 1, or 0 for padding."""
         return np.repeat(self._rows.segments, self.spans)
 
 
@@ -266,7 +266,7 @@ class Layout:
     pad_id: int
     start_id: int = 0  # first input of an encoder-decoder's decoder
     packed: bool = True
-    """False means one example per row. All rows are then as long as the longest example."""
+    """False for one example per row. All rows are then as long as the longest example."""
 
     @classmethod
     def for_model(

@@ -1,6 +1,6 @@
 """Curriculum of stages (Bengio, Louradour, Collobert, Weston, "Curriculum learning", ICML 2009).
 
-A stage has filters on the store's columns, a share of the run, and an `EpochPlan` of the examples
+A stage has filters on the store's columns, a part of the run, and an `EpochPlan` of the examples
 that pass its filters. The cursor alone determines the stage of an update, so a run can resume at
 any update.
 """
@@ -26,7 +26,7 @@ from toque.keyed_random import key_of
 from toque.units import Cursor, Duration
 
 _STAGE = 3  # separates the keys of stages from other keys
-_DIGITS = 9  # decimals of passes, so that sums of shares give exact integers
+_DIGITS = 9  # decimal places of passes, so that sums of fractions give exact integers
 _DIFFICULTIES = get_args(DifficultyName)  # in the order of their codes
 
 
@@ -107,7 +107,7 @@ class StagedPlan:
     """
 
     stages: Sequence[EpochPlan]
-    # Start of each stage as a share of the run, ascending from 0.
+    # Start of each stage as a fraction of the run, ascending from 0.
     begins: Sequence[float]
     # If the length is in tokens, stages end approximately, because mean lengths are used.
     run_length: Duration
@@ -129,7 +129,7 @@ class StagedPlan:
 
         Args:
             curriculum: The `curriculum` section.
-            store: The store.
+            store: Store with the columns that the filters use.
             rows: Store rows to train on, [N].
             make_plan: Function of positions in `rows` and a seed that returns their plan.
             stop_after: The run's length.
@@ -169,7 +169,7 @@ class StagedPlan:
 
     @cached_property
     def updates(self) -> list[float]:
-        """Updates per stage. They are expected numbers, unless the run's length is in steps."""
+        """Updates per stage. The numbers are estimates, unless the run's length is in steps."""
         if self._is_in_steps:
             n_steps = self.run_length.amount
             bounds = [round(begin * n_steps) for begin in (*self.begins, 1.0)]
@@ -181,7 +181,7 @@ class StagedPlan:
 
     @cached_property
     def passes(self) -> list[float]:
-        """Passes of each stage over its examples."""
+        """Number of passes of each stage over its examples."""
         if self._is_in_steps:
             return [
                 updates / plan.updates_per_epoch()
@@ -209,7 +209,7 @@ class StagedPlan:
         return totals
 
     def describe(self, curriculum: CurriculumConfig) -> list[str]:
-        """Describe each stage in a line, with its examples and updates."""
+        """Describe each stage in one line, with its numbers of examples and updates."""
         about = "" if self._is_in_steps else "about "
         stages = zip(
             curriculum.stages, self.stages, self.passes, self.updates, strict=True

@@ -40,15 +40,15 @@ from toque.units import Cursor
 from toque.user_paths import named_path
 
 WINDOW_EXAMPLES = 2048
-"""Examples per window. With 2,048 recipes, 3 to 4 % of the computed tokens are padding. With 4,096
-recipes, the share is 0.1 percentage points lower. Packing a window, e.g. to resume, takes tens of
-milliseconds."""
+"""Examples per window. With 2,048 recipes, 3 to 4 % of the computed tokens are padding; with 4,096
+recipes, 0.1 percentage points less. It takes tens of milliseconds to pack a window, e.g. on resume.
+"""
 
 Packed = tuple[Ints, Ints]
 """Examples in row order, and the number of examples per row. Unused rows have 0 examples."""
 
 _CACHED_WINDOWS = 4
-_BLOCK = 8192  # examples that are permuted and packed together
+_BLOCK = 8192  # number of examples that are permuted and packed together
 _ROW_ORDER = 1  # separates the keys of row orders from the keys of epochs
 
 
@@ -68,10 +68,10 @@ class EpochPlan:
     examples: Ints  # [N] store rows
     # [N] computed tokens of the encoder; 0 for a decoder.
     source_lengths: Ints
-    target_lengths: Ints  # [N] computed tokens of the decoder
+    target_lengths: Ints  # [N] number of computed decoder tokens
     shape: RowShape
     seed: int
-    update_rows: int | None  # rows per update; None if an update is a window
+    update_rows: int | None  # number of rows per update; None if an update is a window
     window: int = WINDOW_EXAMPLES
     mixture: Mixture | None = None  # None: an epoch has every example once
     varied: Varied | None = None  # examples that change every epoch
@@ -107,12 +107,12 @@ class EpochPlan:
 
     @property
     def n_drawn(self) -> int:
-        """Examples per epoch. A mixture may repeat examples."""
+        """Number of examples per epoch. A mixture may repeat examples."""
         return len(self.examples) if self.mixture is None else sum(self.mixture.draws)
 
     @property
     def n_tokens(self) -> float:
-        """Computed tokens per epoch. With a mixture, the number is an average."""
+        """Number of computed tokens per epoch. With a mixture, the number is an average."""
         lengths = self.source_lengths + self.target_lengths
         if self.mixture is None:
             return float(lengths.sum())
@@ -179,7 +179,7 @@ class EpochPlan:
         return [tuple(islice(ids_left, count)) for count in counts.tolist() if count]
 
     def _packed_window(self, epoch: int, window: int) -> Packed:
-        """Return a window from the cache. If it is missing, pack it, and maybe the next ones."""
+        """Return a window from the cache. If it is missing, pack it and possibly the next ones."""
         if (epoch, window) not in self._packed:
             n = self._count_to_pack(epoch, window)
             for number, packed in enumerate(self._pack(epoch, window, n), start=window):
@@ -318,7 +318,7 @@ class Mixture:
 
     @cached_property
     def draws(self) -> list[int]:
-        """Examples per epoch from each group. A group that is not empty gives at least one."""
+        """Number of examples per epoch from each group, at least one if the group is not empty."""
         return [
             max(1, round(weight * len(examples))) if len(examples) else 0
             for weight, examples in zip(self.weights, self.members, strict=True)
@@ -341,7 +341,7 @@ class Mixture:
         return examples
 
     def describe(self, data: DataConfig) -> str:
-        """Describe in a line the examples that an epoch takes from each source and task."""
+        """Describe in one line how many examples an epoch takes from each source and task."""
         has_tasks = bool(data.task_weights or data.task_temperature)
         tasks = (*data.task_names, "of no task") if has_tasks else ("",)
         has_sources = len(self.weights) > len(tasks)
@@ -349,7 +349,7 @@ class Mixture:
         for group, draws in enumerate(self.draws):
             if not draws:
                 continue
-            # The number of a group is source * number of tasks + task, see `_weigh_groups`.
+            # The index of a group is source * number of tasks + task, see `_weigh_groups`.
             source, task = divmod(group, len(tasks))
             names = [data.sources[source].path] if has_sources else []
             if has_tasks:
@@ -381,7 +381,7 @@ def _weigh_groups(
 ) -> tuple[list[float], Positions]:
     """Compute the weight of each group, and the group of each of `rows`.
 
-    A group is a pair of a source and a task. Its number is source * number of tasks + task, and its
+    A group is a pair of a source and a task. Its index is source * number of tasks + task, and its
     weight is the product of both weights. The weights of a temperature depend on the counts of
     `train_rows`.
     """
@@ -430,7 +430,7 @@ def _weigh_tasks(
 def task_weights(data: DataConfig, counts: Positions) -> list[float]:
     """Compute the passes per epoch over each task from the tasks' example `counts` [tasks].
 
-    With temperature T, the share of a task of n examples is proportional to n^(1/T), and an epoch
+    With temperature T, the share of a task with n examples is proportional to n^(1/T), and an epoch
     keeps its length (temperature-scaled mixing without the limit K, Raffel et al. 2020, section
     3.5.2).
     """

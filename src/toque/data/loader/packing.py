@@ -17,16 +17,16 @@ from toque.data.array_types import Floats, Ints
 
 Lengths = Ints
 Rows = list[list[int]]  # indices of the examples in each row
-# Tolerance for shares of a row: less than a token, more than rounding errors.
+# Tolerance for fractions of a row: less than a token, more than rounding errors.
 _TINY = 1e-9
 _UNOPENED = 1e3
-"""Space of a row without examples, as shares of a row. Any opened row fits better."""
+"""Free space of a row without examples, as fractions of a row. Any opened row fits better."""
 _MULTIPLE = 16  # tokens; row lengths are multiples of it
 _DECODER_LENGTHS = (256, 512, 1024, 2048)  # candidates of a decoder's row length
 _TARGET_LENGTHS = (256, 384, 512, 640, 768, 1024)
-"""Candidates of the target length of an encoder-decoder's rows."""
+"""Candidates for the target length of an encoder-decoder's rows."""
 _RATIO_FACTORS = (0.95, 1.0, 1.06)
-"""Factors of the mean ratio of source to target. The best packing may need a little more space on
+"""Factors on the mean ratio of source to target. The best packing may need a little more space on
 either side."""
 _ATTENTION_LENGTH = 8192  # row length at which attention costs as much as the rest
 
@@ -40,7 +40,7 @@ class RowShape:
 
     @property
     def tokens(self) -> int:
-        """Computed tokens per row on both sides."""
+        """Number of computed tokens per row, on both sides together."""
         return self.source + self.target
 
 
@@ -56,7 +56,7 @@ class Placement:
 
     @property
     def n_rows(self) -> Ints:
-        """Rows per window, [windows]."""
+        """Number of rows per window, [windows]."""
         return np.asarray(self.rows.max(axis=1, initial=-1) + 1)
 
     def sort_by_row(self, row_order: Ints | None = None) -> tuple[Ints, Ints]:
@@ -67,7 +67,8 @@ class Placement:
                 ascending order.
 
         Returns:
-            Indices of the examples [windows, examples], and examples per row [windows, rows].
+            Indices of the examples [windows, examples], and number of examples per row [windows,
+            rows].
         """
         n_windows = len(self.rows)
         width = int(self.n_rows.max(initial=0))
@@ -204,7 +205,7 @@ class _OpenRows:
 
 
 def useful_share(source: Lengths, target: Lengths, shape: RowShape) -> float:
-    """Compute the share of computed tokens that are not padding if these examples are packed."""
+    """Compute the fraction of computed tokens that are not padding if these examples are packed."""
     useful = int(target.sum()) + (int(source.sum()) if shape.source else 0)
     n_rows = int(pack_windows(source[None], target[None], shape).n_rows[0])
     return useful / (n_rows * shape.tokens)

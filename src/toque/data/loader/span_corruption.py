@@ -1,8 +1,8 @@
 """Span corruption: random spans of a text are the target, and the rest of the text is the source.
 
 This is T5's pretraining (Raffel et al. 2020, section 3.1.4 and figure 2) as in the reference code.
-A text of n tokens loses round(n x density) tokens in round(lost / mean length) spans. The first
-span of a text stays, and the last span is lost.
+From a text of n tokens, round(n x density) tokens are removed in round(removed / mean length)
+spans. The first span of a text is kept, and the last span is removed.
 
     text    Fold the eggs into the batter
     source  Fold <extra_id_0> into <extra_id_1> end
@@ -34,17 +34,17 @@ SHORTEST = 4
 _CORRUPT = 5
 _LOST = 1
 _STAYING = 2
-# Held-out texts lose the same spans in every evaluation.
+# The same spans are removed from held-out texts in every evaluation.
 _HELD_OUT = key_of(0x7370616E73)
-_MAX_TOKENS = 1 << 40  # more than any text has
+_MAX_TOKENS = 1 << 40  # more tokens than any text has
 
 
 @dataclass(frozen=True)
 class SpanCorruption:
     """Corruption of texts with fixed settings. Call it with a prompt, a target and a key."""
 
-    density: float  # share of the tokens that are lost, in (0, 0.5]
-    mean_length: float  # mean number of tokens per lost span, at least 1
+    density: float  # fraction of the tokens that are removed, in (0, 0.5]
+    mean_length: float  # mean number of tokens per removed span, at least 1
     sentinels: Sequence[int]  # ids that replace the spans, in order
     end: int  # end token of both sides
 
@@ -133,7 +133,7 @@ class SpanCorruption:
 
     @property
     def longest_text(self) -> int:
-        """Tokens of the longest text with enough sentinels."""
+        """Length of the longest text with enough sentinels, in tokens."""
 
         def count_spans(n: int) -> int:
             return self._count_lost_in(n)[1]
@@ -146,15 +146,15 @@ class SpanCorruption:
         return ids[:-1] if len(ids) and ids[-1] == self.end else ids
 
     def _count_lost_in(self, n: int) -> tuple[int, int]:
-        """Count the lost tokens and the spans of one text of `n` tokens."""
+        """Count the removed tokens and the spans of a text of `n` tokens."""
         lost, spans = self._count_lost(np.array([max(n, 2)], np.int64))
         return int(lost[0]), int(spans[0])
 
     def _count_lost(self, n: Ints) -> tuple[Ints, Ints]:
-        """Count the lost tokens and the spans of texts of n >= 2 tokens."""
+        """Count the removed tokens and the spans of texts with n >= 2 tokens."""
         lost = np.clip(np.rint(n * self.density).astype(np.int64), 1, n - 1)
         spans = np.maximum(1, np.rint(lost / self.mean_length).astype(np.int64))
-        # Each span has a token that is lost, and a token before it that stays.
+        # Each span needs a token that is removed, and a token before it that is kept.
         return lost, np.minimum(spans, np.minimum(lost, n - lost))
 
 

@@ -45,9 +45,10 @@ class ConversationRow:
     prompt: Ids
     target: Ids
     spans: list[int]
-    """Lengths of the target's spans, with and without loss in turns. [] if all of it has a loss."""
+    """Lengths of the target's spans, alternately with and without loss. [] if all has a loss.
+    """
     lost: int
-    """Tokens cut from the end by the limits."""
+    """Number of tokens cut from the end by the limits."""
 
 
 class ConversationRows:
@@ -67,8 +68,8 @@ class ConversationRows:
         """Encode a conversation, and return its row or the reason for dropping it.
 
         Args:
-            turns: The turns.
-            notes: Counts for the report. This call increases them.
+            turns: Turns of the conversation.
+            notes: Counts for the report, which this call increases.
             cut: Whether to apply the limits.
 
         Raises:
@@ -100,7 +101,7 @@ class ConversationRows:
         )
 
     def _refuse_unended(self, conversation: Conversation) -> None:
-        """Refuse a conversation with a last answer that has no end."""
+        """Refuse a conversation if its last answer has no end."""
         codec = self._codec
         last_id = conversation.ids[conversation.answers[-1][1] - 1]
         if conversation.unended and last_id != codec.eos_id:
@@ -112,7 +113,7 @@ class ConversationRows:
             )
 
     def _note_template(self, conversation: Conversation, notes: Counter[str]) -> None:
-        """Count unended answers, changed prompts, fixed dates and unwritten fields."""
+        """Count answers without an end, changed prompts, fixed dates and omitted fields."""
         notes[UNENDED] += conversation.unended
         notes[MOVED] += conversation.moved
         if self._reads_clock:
@@ -139,7 +140,7 @@ class ConversationRows:
             return f"conversation over {limit} tokens"
         complete = [answer for answer in answers if answer[1] <= limit]
         if complete:
-            # Each answer leaves with the question before it.
+            # Each answer is dropped together with the question before it.
             notes[CUT_TURNS] += 2 * (len(answers) - len(complete))
             return complete
         start = answers[0][0]
@@ -150,7 +151,7 @@ class ConversationRows:
 
 
 def _spans(answers: Sequence[tuple[int, int]]) -> list[int]:
-    """Compute the lengths of answers and of the texts between them, in turns."""
+    """Compute the lengths of the answers and of the texts between them, alternating."""
     if len(answers) == 1:
         return []
     return [stop - start for start, stop in pairwise(chain.from_iterable(answers))]

@@ -28,9 +28,9 @@ from toque.storage.json_files import read_json
 
 JSON_NAME = "report.json"
 MIN_UNKNOWN = 0.005
-"""Smallest share of unknown tokens for which a notice is shown."""
+"""Smallest fraction of unknown tokens for which a notice is shown."""
 MAX_UNKNOWN = 0.25
-"""Largest share of unknown tokens for which a store is written."""
+"""Largest fraction of unknown tokens for which a store is written."""
 ENCODING_HINT = (
     "Many bytes are not UTF-8, so the files may have an older encoding. Set data.encoding=cp1252, "
     "the encoding of most Western European exports, or data.encoding=latin-1."
@@ -39,25 +39,26 @@ _MAX_DAMAGED_BYTES = 100
 """Largest number of lost bytes that may be damage. If there are more, the encoding is probably
 wrong."""
 _MAX_DAMAGED_RECORDS = 0.01
-"""Largest share of records without UTF-8 that may be damage."""
+"""Largest fraction of records with invalid UTF-8 that may be damage."""
 BEYOND = "beyond max_examples"
 """Reason for dropping valid records beyond `max_examples`."""
 FROM = "_from"
 """Suffix of the column with the origin of each label."""
 COVERAGE = "_coverage"
-"""Suffix of the column with the share of a record on which an estimated label is based."""
+"""Suffix of the column with the fraction of a record on which an estimated label is based."""
 BY_RULE = 0  # origin of a label that a rule of Toque estimated
 _MAX_BINS = 32
-_MAX_VALUES_ALONE = 12  # different integers that are listed without a histogram
-_MAX_VALUES = 40  # different integers that are listed next to a histogram
-_SHOWN_RECORDS = 20  # excerpts of kept records, and of dropped records
-_SHOWN_LINES = 3  # lines per reason in a message
-_NAMED_CHARACTERS = 5  # unknown characters in the notice
+_MAX_VALUES_ALONE = 12  # distinct integers that are listed without a histogram
+_MAX_VALUES = 40  # distinct integers that are listed next to a histogram
+_SHOWN_RECORDS = 20  # number of excerpts of kept records, and of dropped records
+_SHOWN_LINES = 3  # maximum number of lines per reason in a message
+_NAMED_CHARACTERS = 5  # maximum number of unknown characters in the notice
 _MAX_LABEL = 255  # larger integers are amounts, not labels
 _SALT = np.uint64(0x746F7175655F6C6B)
 LOST = {"prompt": "prompt_lost", "target": "target_lost"}
-"""Columns with the number of tokens that each side lost. NaN means that the side was not cut. A
-shard without cuts does not have the columns."""
+"""Columns with the number of tokens cut from each side. NaN means that the side was not cut. A
+shard without cuts does not have these columns.
+"""
 BOOKKEEPING = frozenset(
     {
         "key",
@@ -106,7 +107,7 @@ class Histogram(msgspec.Struct, frozen=True):
             width = max(1.0, width)
 
         first = np.floor(lowest / width)
-        # The integer 20 begins another bin, but the share 1.0 ends the last bin.
+        # The integer 20 begins a new bin, but the fraction 1.0 ends the last bin.
         end = highest / width
         last = np.floor(end) + 1 if is_integer else np.ceil(end * (1 - _TOLERANCE))
         n = max(1, int(last - first))
@@ -131,18 +132,18 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a per-example column over the rows in use."""
 
     name: str
-    known: int  # rows with a value
-    missing: int  # rows without a value
+    known: int  # number of rows with a value
+    missing: int  # number of rows without a value
     mean: float
     least: float
     most: float
     histogram: Histogram | None = None  # histogram of a column with many values
-    values: dict[str, int] = {}  # rows per value, if there are few different integers
+    values: dict[str, int] = {}  # number of rows per value, if there are few values
     origins: dict[str, dict[str, int]] = {}  # rows per value, by the values' origin
 
 
 class SourceRows(msgspec.Struct, frozen=True):
-    """Rows in use of a source, with their tokens."""
+    """Number of rows in use of a source, and of their tokens."""
 
     source: int
     train: int
@@ -151,7 +152,7 @@ class SourceRows(msgspec.Struct, frozen=True):
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Statistics of the tokens per row on one side, over the rows in use."""
+    """Statistics of the number of tokens per row on one side, over the rows in use."""
 
     mean: float
     p50: int
@@ -172,7 +173,7 @@ class Lengths(msgspec.Struct, frozen=True):
 def is_of_another_encoding(
     read: int, dropped: Mapping[str, int], notes: Mapping[str, int]
 ) -> bool:
-    """Check if so many bytes are not UTF-8 that the files probably have an older encoding."""
+    """Check if the number of invalid UTF-8 bytes suggests that the files have an older encoding."""
     n_damaged = dropped.get(NOT_UTF_8, 0)
     n_lost_bytes = notes.get(LOST_BYTES, 0)
     return n_damaged > _MAX_DAMAGED_RECORDS * read or n_lost_bytes > _MAX_DAMAGED_BYTES
@@ -229,9 +230,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     target_tokens: int
     prompt_lengths: Lengths
     target_lengths: Lengths
-    # Counts of the sides that were cut to their limit, and of the tokens that they lost.
+    # Number of sides that were cut to their limit, and of the tokens that were cut.
     cut: dict[str, int]
-    unknown: dict[str, int]  # unknown tokens and all tokens of each side
+    unknown: dict[str, int]  # number of unknown tokens and of all tokens on each side
     lost_characters: dict[str, int]
     leaked_bodies: int
     leaked_titles: int
@@ -249,11 +250,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> int:
-        """Records that were dropped, except beyond `max_examples`."""
+        """Number of records that were dropped, except those beyond `max_examples`."""
         return self.read - self.kept - self.dropped.get(BEYOND, 0)
 
     def describe_counts(self) -> str:
-        """Describe the counts of all records in a sentence."""
+        """Describe the counts of all records in one sentence."""
         beyond = self.dropped.get(BEYOND, 0)
         more = f", left {beyond:,} beyond max_examples" if beyond else ""
         return f"Read {self.read:,} records: kept {self.kept:,}, dropped {self.lost:,}{more}."
@@ -269,7 +270,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return read_json(folder / JSON_NAME, cls)
 
     def describe_split(self) -> str:
-        """Describe the split, and the texts that are on both sides of it."""
+        """Describe the split, and the texts that are in both training and validation."""
         return (
             f"Split: {self.split_rule}. The training examples also have the body of "
             f"{self.leaked_bodies:,} held-out examples, and the title of {self.leaked_titles:,}."
@@ -281,13 +282,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unknown_share(self) -> float:
-        """Share of the tokens of both sides that are unknown."""
+        """Fraction of unknown tokens, on both sides together."""
         sides = ("prompt_tokens", "target_tokens")
         n_tokens = sum(self.unknown.get(side, 0) for side in sides)
         return self._n_unknown / max(1, n_tokens)
 
     def unknown_notice(self) -> str | None:
-        """Describe many unknown tokens, with advice. None if there are few."""
+        """Describe a large number of unknown tokens, with advice. Return None if there are few."""
         if self.unknown_share < MIN_UNKNOWN:
             return None
         lost = ""
@@ -397,7 +398,7 @@ def column_reports(
 
 
 def source_rows(store: TokenStore, lengths: NDArray[np.int32]) -> list[SourceRows]:
-    """Count the rows and tokens of each source. `lengths` are the tokens of the rows in use."""
+    """Count the rows and tokens of each source. `lengths` are the tokens of each row in use."""
     source = store.column("source").astype(np.int64)
     n = int(source.max()) + 1 if len(source) else 0
     n_train, n_validation = (
@@ -433,7 +434,7 @@ def dropped_excerpts(
         store: The store, including the rows that are left out.
         codec: The store's codec.
         excerpts: Excerpts of records without rows.
-        reasons: Counts of the records that are left out with their rows, by reason.
+        reasons: Number of records that are left out with their rows, by reason.
     """
     left_out: list[Excerpt] = []
     if reasons:
@@ -466,7 +467,7 @@ def _decode_excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> E
 
 
 def _count_values(values: Floats, limit: int) -> dict[str, int] | None:
-    """Count the rows per value. None if a value is not a label, or more than `limit` differ.
+    """Count the rows per value. None if a value is not a label, or over `limit` values occur.
 
     A label is an integer from 0 to `_MAX_LABEL`.
     """

@@ -1,7 +1,7 @@
 """Deduplication and split of all rows of a store.
 
-The rows' keys and their order in the sources determine every choice. The split of a row depends on
-its key alone, so new recipes do not move other recipes.
+Every choice depends only on the keys of the rows and their order in the sources. The split of a row
+depends on its key alone, so new recipes do not move other recipes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class RowKeys:
     task: Codes
     starts_record: Codes
     first_alike: Ints | None = None
-    """[records] first record of each record's near-duplicate cluster. None without `dedup=near`."""
+    """[records] First record in each record's near-duplicate cluster. None without `dedup=near`.
+    """
     held_out: Bools | None = None
-    """[rows] whether a row is of a held-out source. None if a share of all rows is held out."""
+    """[rows] True if the row's source is held out. None if a fraction of all rows is held out.
+    """
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,11 @@ class Division:
     """Split of each row, with counts."""
 
     split: Codes
-    dropped: dict[str, int]  # dropped records by reason
+    dropped: dict[str, int]  # number of dropped records by reason
     records: int  # records with at least one row in use
-    # Validation rows with a key that is also in train. 0 unless there is a bug.
+    # Number of validation rows with a key that is also in train. 0 unless there is a bug.
     leaked_bodies: int
-    leaked_titles: int  # validation rows with a title that is also in train
+    leaked_titles: int  # number of validation rows with a title that is also in train
 
 
 def dedup_and_split(columns: RowKeys, settings: PrepareSettings) -> Division:
@@ -81,9 +83,9 @@ def _drop_rows(
     """Drop duplicates and rows beyond `max_examples`.
 
     Args:
-        columns: The rows' keys.
-        settings: The settings.
-        records: Number of each row's record, [rows].
+        columns: Keys of the rows.
+        settings: Settings for deduplication and `max_examples`.
+        records: Index of each row's record, [rows].
 
     Returns:
         Whether a row is in use, [rows], and the number of dropped records by reason.

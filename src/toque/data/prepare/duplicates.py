@@ -3,7 +3,7 @@
 A text becomes the set of its runs of 3 words, then the 120 smallest hashes of the set, then 20
 bands of 6 hashes. Records that share a band are compared.
 
-The share of equal entries of two signatures estimates the Jaccard similarity of the two sets
+The fraction of equal entries of two signatures estimates the Jaccard similarity of the two sets
 (Broder 1997) with a standard deviation of 0.04 at 0.7. Two records of similarity s share a band
 with the probability 1 - (1 - s^6)^20, which is 0.27 at 0.5, 0.92 at 0.7 and 0.998 at 0.8 (Leskovec,
 Rajaraman and Ullman, Mining of Massive Datasets, section 3.4). Two records are near-duplicates if
@@ -30,14 +30,15 @@ from toque.keyed_random import mixed
 U64 = NDArray[np.uint64]
 Signatures = NDArray[np.uint16]
 NEAR = "near"  # name of a shard's array of signatures, which a finished store does not need
-SHINGLE = 3  # words per run
+SHINGLE = 3  # number of words per run
 BANDS = 20
-BAND = 6  # hashes per band
+BAND = 6  # number of hashes per band
 HASHES = BANDS * BAND
 THRESHOLD = 0.7  # estimated Jaccard similarity of near-duplicates
 ROUNDS = 16
-"""Comparisons per row of a bucket. Without a limit, a bucket of a million similar records would
-take 10^12 comparisons. The rows that remain are counted."""
+"""Maximum number of comparisons per row of a bucket. Without a limit, a bucket of a million similar
+records would take 10^12 comparisons. The remaining rows are counted.
+"""
 _WORD = re.compile(r"\w+")
 _PAIRS_PER_CHUNK = 1 << 16
 _WORDS_PER_CHUNK = 1 << 18
@@ -98,13 +99,13 @@ def _hash_shingles(words: U64, lengths: Ints) -> NDArray[np.uint32]:
 def _min_hashes(shingles: NDArray[np.uint32], counts: Ints) -> Signatures:
     """Compute the signatures of texts from their concatenated shingles and counts [texts].
 
-    Each entry is the minimum of another hash function over the shingles of a text.
+    Each entry is the minimum of a different hash function over the shingles of a text.
     """
     starts = np.cumsum(counts) - counts
     minima = np.empty((len(counts), HASHES), np.uint16)
     hashes = np.empty_like(shingles)
     for i, (factor, offset) in enumerate(zip(_FACTORS, _OFFSETS, strict=True)):
-        # Multiply-shift hashing is pairwise independent. On keys that are hashes already, such as
+        # Multiply-shift hashing is pairwise independent. On keys that are already hashes, such as
         # shingles, it is as good as full randomness (Mitzenmacher and Vadhan 2008).
         np.multiply(shingles, factor, out=hashes)
         np.add(hashes, offset, out=hashes)
@@ -146,10 +147,10 @@ def _compare_with_heads(
     """Compare rows with the first row of their bucket, and unite the clusters of similar rows.
 
     Args:
-        signatures: The signatures, [records].
+        signatures: MinHash signatures, [records].
         first: First record of each record's cluster, [records]. This call changes it.
-        rows: The rows to compare, sorted by bucket.
-        bucket: The bucket of each row.
+        rows: Rows to compare, sorted by bucket.
+        bucket: Bucket of each row.
 
     Returns:
         The rows that are not similar to the first row, and their buckets.

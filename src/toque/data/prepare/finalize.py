@@ -67,9 +67,9 @@ from toque.sources.records import (
 from toque.sources.source_files import SourceFile
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
 
-_MAX_LINES = 10  # lines per reason in the report
-_MAX_PATHS = 3  # files in a message
-_SHOWN_CHARACTERS = 10  # unknown characters in the report
+_MAX_LINES = 10  # maximum number of lines per reason in the report
+_MAX_PATHS = 3  # maximum number of files in a message
+_SHOWN_CHARACTERS = 10  # maximum number of unknown characters in the report
 _CHUNK_ROWS = 1 << 16
 _NAME_THE_FIELDS = (
     "Name the right fields in data.sources.columns or the right data.sources.format. "
@@ -103,7 +103,7 @@ class StoreFinalizer:
     settings: PrepareSettings  # settings of the plan with the chosen limits
     limits: Sequence[str]  # descriptions of the chosen limits
     shards: Sequence[ShardResult]  # in group order
-    not_read: int  # bytes of the sources that were not needed for `max_examples`
+    not_read: int  # number of source bytes that were not needed for `max_examples`
     started: float  # start time by `time.perf_counter`
 
     def finish(self) -> Report:
@@ -282,7 +282,7 @@ class StoreFinalizer:
         return total
 
     def _count_cuts(self, in_use: Bools) -> dict[str, int]:
-        """Count the cut sides of the rows in use, and the tokens that they lost."""
+        """Count the cut sides of the rows in use, and the tokens that were cut."""
         cut: dict[str, int] = {}
         for side, name in LOST.items():
             lost = read_column(self.plan.store, self.shards, name)[in_use]
@@ -440,7 +440,7 @@ def _count_answers(store: TokenStore, codec: Codec, rows: Ints) -> Counts:
 
 
 def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
-    """Refuse a source with a larger share of unusable records than `max_bad_share`."""
+    """Refuse a source if its fraction of unusable records exceeds `max_bad_share`."""
     limit = plan.settings.max_bad_share
     for number in sorted({file.source for file in plan.files}):
         read = sum(b.read for s in shards for b in s.blocks if b.source == number)
@@ -489,7 +489,7 @@ def _count_dropped(
 
 
 def _schema(file: SourceFile) -> str:
-    """Find the schema of a file. "" if the file was removed or changed since it was read."""
+    """Return the schema of a file, or "" if the file was removed or changed since it was read."""
     with suppress(DataError):
         return file.reader.schema(file.path)
     return ""

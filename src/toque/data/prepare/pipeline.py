@@ -84,7 +84,7 @@ def prepare(
     Of equal records, the first is used. The result depends on neither `workers` nor `engine`.
 
     Args:
-        sources: The sources.
+        sources: Sources to read.
         store: The folder of the store.
         settings: The settings that change the store's content.
         workers: Number of processes. None means the number of available cores.
@@ -136,7 +136,7 @@ def prepare(
 def _open_existing(
     plan: StorePlan, progress: ProgressSink, *, replace: bool
 ) -> PrepareResult | None:
-    """Open an existing store of the same inputs. None if the store must be written."""
+    """Open an existing store with the same inputs. Return None if the store must be written."""
     folder = plan.store
     if not check_store_folder(folder):
         return None
@@ -253,7 +253,7 @@ def _save_tokenizer(
 
 
 def _load_trained(folder: Path, old_shards: Sequence[ShardResult]) -> Codec | None:
-    """Load the tokenizer that an earlier start trained. None if `old_shards` differ."""
+    """Load the tokenizer that an earlier start trained. Return None if `old_shards` differ."""
     # If the tokenizer is missing or damaged, training gives the same tokenizer again.
     with suppress(DataError):
         codec = load_codec(folder)

@@ -4,8 +4,8 @@
     encoder-decoder   prompt ids + [eos]            target ids + [eos]
     conversations     text of the chat template, see `conversation_rows`
 
-The line break separates a prompt from its answer. A truncated target has no eos, which would teach
-the model to stop in the middle of a recipe.
+The line break separates a prompt from its answer. A truncated target has no eos, because an eos
+would teach the model to stop in the middle of a recipe.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Ids = NDArray[np.uint32]
 Arrays = dict[str, NDArray[Any]]  # arrays of a shard by file name
 PIECES_PER_GROUP = 16  # consecutive pieces of a document in the same split
 MAX_LINES = 10  # line numbers per reason and block for the report
-_MAX_LOST = 100  # different unknown characters that are counted
-_SHOWN_CHARACTERS = 80  # characters of a text in a message
+_MAX_LOST = 100  # maximum number of distinct unknown characters that are counted
+_SHOWN_CHARACTERS = 80  # maximum number of characters of a text in a message
 
 
 class BlockCounts(msgspec.Struct):
@@ -70,24 +70,24 @@ class ShardBuilder:
         self._talks = talks
         self._examples: list[Example] = []
         self._sources: list[int] = []  # source of each example
-        self._records: list[int] = []  # number of each example's record
+        self._records: list[int] = []  # index of each example's record
         self._n_records = 0
         self._blocks: list[BlockCounts] = []
         names = ("notes", "dropped", "unknown")
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
-        self._lost: Counter[str] = Counter()  # characters without a stand-in
+        self._lost: Counter[str] = Counter()  # counts of characters without a stand-in
         self._excerpts: list[Excerpt] = []
         # Reasons for leaving out examples, by example.
         self._reasons: dict[int, str] = {}
         self._spans: dict[int, list[int]] = {}  # spans of conversations, by example
-        # Tokens that a side lost, by example.
+        # Number of tokens cut from a side, by example.
         self._cut: dict[str, dict[int, int]] = {"prompt": {}, "target": {}}
 
     def add_block(self, block: Block, reader: RecordReader) -> None:
         """Add the examples of a block, and check the reader's counts."""
         parsed = examples_in(block, reader)
         _check_ids(block, parsed.examples, self._codec)
-        sizes = [n for n in parsed.sizes if n]  # examples per kept record
+        sizes = [n for n in parsed.sizes if n]  # number of examples per kept record
         n_records = len(sizes)
         n_dropped = sum(map(len, parsed.dropped.values()))
         # Not an assertion, because readers may be plugins, and a wrong count would hide lost
@@ -325,7 +325,7 @@ class ShardBuilder:
         self._reasons.update(dict.fromkeys(examples, reason))
 
     def _leave_out_overlong(self, examples: list[int], side: str, limit: int) -> bool:
-        """Leave out examples over a limit if `on_overlong` is drop, and return whether it is.
+        """Leave out examples over a limit if `on_overlong` is drop. Return True in this case.
 
         Raises:
             DataError: `on_overlong` is error.
@@ -397,7 +397,7 @@ def _kind_of(example: Example) -> str:
 
 
 def _row_key(example: Example, group: int) -> int:
-    """Compute the key that decides the split of a row. `group` is the number of its pieces' group.
+    """Compute the key that decides the split of a row. `group` is the index of its group of pieces.
 
     Pieces of a document in different groups may be in different splits.
     """
@@ -445,7 +445,7 @@ class TokenRows:
 
     @property
     def lengths(self) -> Ints:
-        """Tokens per row."""
+        """Number of tokens per row."""
         return np.diff(self.ends, prepend=0)
 
     def select(self, mask: Bools) -> TokenRows:
@@ -473,7 +473,7 @@ class ExampleRows:
     prompt: TokenRows
     target: TokenRows
     example: Ints  # [rows] index of the example
-    part: Ints  # [rows] number of the piece of a document
+    part: Ints  # [rows] index of the piece of a document
 
     def merge(self, other: ExampleRows) -> ExampleRows:
         """Merge these rows with the rows of other examples, in the order of the examples."""
@@ -500,8 +500,8 @@ class Wrapped:
     """Token rows of one side with their special tokens."""
 
     side: TokenRows
-    cut: Bools  # [rows] whether a row lost tokens
-    lost: Ints  # [rows] text tokens that a row lost
+    cut: Bools  # [rows] True if tokens were cut from the row
+    lost: Ints  # [rows] number of text tokens cut from the row
 
 
 def wrap(
@@ -568,8 +568,8 @@ def pieces(
     shorter last piece is divided in the same proportion.
 
     Args:
-        ids: The document.
-        family_kind: The kind of model.
+        ids: Token ids of the document.
+        family_kind: Kind of the model.
         max_prompt: Largest number of tokens per prompt.
         max_target: Largest number of tokens per target.
         bos_id: Id of the begin token.

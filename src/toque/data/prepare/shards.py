@@ -1,8 +1,8 @@
 """Shards: groups of blocks that workers parse, tokenise and write.
 
-A shard depends only on its group and the settings. `shard.json` marks it as complete, for a later
-start. Workers are local processes or actors of a Ray cluster. A single process reads the sources
-and sends blocks to the workers, so the memory depends on their number only.
+A shard depends only on its group and the settings. `shard.json` marks a complete shard, which a
+later start uses again. Workers are local processes or actors of a Ray cluster. A single process
+reads the sources and sends blocks to the workers, so the memory depends on their number only.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ Engine = Literal["local", "ray"]
 Groups = Iterator[tuple[int, list[Block]]]
 SIDECAR = "shard.json"
 NOT_READ = "bytes of the sources not read, max_examples was reached"
-# Plain bytes that a process reads in the time that another process takes to start.
+# Number of plain bytes that a process reads in the time that another process takes to start.
 _SMALL_BYTES = 4 << 20
-_MAX_PROCESSES = 16  # more would wait for the process that reads
+_MAX_PROCESSES = 16  # additional workers would wait for the process that reads
 _OPEN_FILES = 16  # files that are read in turn
 _MIN_GROUP_BYTES = 1 << 20
 # Rough size of an example, to keep the groups of a small run small.
@@ -74,7 +74,7 @@ _GROUPS_PER_ACTOR = 2  # groups sent to a Ray actor: one in progress and one wai
 
 
 class ShardResult(msgspec.Struct):
-    """Content of `shard.json`: everything that completes a store, except the rows."""
+    """Content of `shard.json`: everything that is needed to complete a store, except the rows."""
 
     fingerprint: str
     group: int
@@ -173,7 +173,7 @@ class ShardWriter:
         return result
 
     def find_missing_folder(self) -> str:
-        """Return the store's folder that this machine does not have. "" if it has the store."""
+        """Return the store's folder if it is missing on this machine, or "" if it exists."""
         folder = self.store / "tokenizer"
         return "" if folder.is_dir() else str(folder)
 
@@ -188,7 +188,7 @@ class ShardWriting:
 
     writer: ShardWriter
     files: Sequence[SourceFile]  # in the order of the sources
-    not_read: int = 0  # bytes that were not needed for `max_examples`
+    not_read: int = 0  # number of bytes that were not needed for `max_examples`
     _results: dict[int, ShardResult] = field(default_factory=dict)  # results by group
     _sizes: dict[int, int] = field(default_factory=dict)  # bytes by group
     # Number of first groups that have enough examples. None if it is not known yet.
@@ -265,13 +265,13 @@ class ShardWriting:
         while (following := self._results.get(self._n_complete)) is not None:
             self._n_rows += following.rows
             self._n_complete += 1
-            # Counting different rows reads columns, so count all rows first.
+            # Counting distinct rows reads columns, so count all rows first.
             if self._n_rows >= max_examples and self._count_different() >= max_examples:
                 self._n_needed = self._n_complete
                 return
 
     def _count_different(self) -> int:
-        """Count the different rows of the complete groups, without held-out sources."""
+        """Count the distinct rows of the complete groups, without held-out sources."""
         settings = self.writer.settings
         if settings.dedup == "none" and settings.held_out_from is None:
             return self._n_rows
@@ -302,7 +302,7 @@ class ShardWriting:
         return is_first & is_new
 
     def _read_complete(self, number: int, blocks: list[Block]) -> ShardResult | None:
-        """Read the shard of an earlier start. None if it is incomplete or has other blocks."""
+        """Read an earlier start's shard. Return None if it is incomplete or has other blocks."""
         writer = self.writer
         result = read_json(shard_folder(writer.store, number) / SIDECAR, ShardResult)
         if (

@@ -36,19 +36,19 @@ from toque.sources.records import (
 )
 from toque.sources.source_files import SourceFile, blocks_of
 
-MAX_EXAMPLES = 20_000  # examples for the training of a tokenizer
-MAX_CHARACTERS = 8_000_000  # characters for the training of a tokenizer
-_MAX_LINES = 3  # lines per reason in an error
-_MIN_BLOCKS = 12  # blocks for the training of a tokenizer; more if they are small
-SAMPLED = 6_000  # examples that are measured for limits
+MAX_EXAMPLES = 20_000  # maximum number of examples for training a tokenizer
+MAX_CHARACTERS = 8_000_000  # maximum number of characters for training a tokenizer
+_MAX_LINES = 3  # maximum number of lines per reason in an error
+_MIN_BLOCKS = 12  # number of blocks for training a tokenizer; more if they are small
+SAMPLED = 6_000  # number of examples that are measured for limits
 READ_BYTES = 16 << 20  # approximate bytes that are read for limits
-MAX_BLOCKS = 400  # blocks that are read for limits
+MAX_BLOCKS = 400  # number of blocks that are read for limits
 _TRIAL_BYTES = 1 << 20  # bytes that are read to estimate the size of `max_examples`
 PERCENTILE = 99
 STEP = 64  # tokens; limits are multiples of it, so that more data rarely changes them
-MAX_LIMIT = 2_048  # tokens; longer rows would take much memory
+MAX_LIMIT = 2_048  # tokens; longer rows would take too much memory
 _MIN_LIMIT = 8  # tokens; a shorter text teaches nothing
-_MIN_CUT_SHARE = 0.001  # smallest share of cut tokens that is reported
+_MIN_CUT_SHARE = 0.001  # smallest fraction of cut tokens that is reported
 Lengths = NDArray[np.int64]
 
 
@@ -57,8 +57,8 @@ class Sample:
     """Lengths of sampled examples in tokens, including special tokens."""
 
     pairs: Lengths  # [2, n] prompts and targets
-    talks: Lengths  # [2, n] prompts and targets of conversations
-    documents: Lengths  # [n] documents that are not split
+    talks: Lengths  # [2, n] lengths of the prompts and targets of conversations
+    documents: Lengths  # [n] lengths of documents that are not split
 
     @property
     def sides(self) -> Lengths:
@@ -109,8 +109,8 @@ def _sample_texts(
         parsed = examples_in(block, reader)
         _count_dropped(block, parsed, dropped, lines)
 
-        # If there are few blocks, they have equal shares of the sample. Otherwise a longer block
-        # has a larger share.
+        # If there are few blocks, each contributes equally to the sample. Otherwise a longer block
+        # contributes more.
         inverse_share: float = len(blocks)
         if len(blocks) > _MIN_BLOCKS:
             inverse_share = n_bytes / max(1, len(block.payload))
@@ -327,7 +327,7 @@ def _ideal_limit(lengths: Lengths, usual: int, percentile: int, max_limit: int) 
 def _fit_context(
     prompt: int, target: int, settings: PrepareSettings, sides: Lengths
 ) -> tuple[int, int]:
-    """Lower the limits that are not set, so that both fit into the model's context length."""
+    """Lower the limits that are not set, so that their sum fits into the model's context length."""
     room = settings.room or 0
     if not sides.size:  # only documents, with prompts of one token
         if settings.max_target_tokens is None:
@@ -347,8 +347,9 @@ def _fit_context(
 def _fewest_cut(sides: Lengths, room: int) -> int:
     """Find the limit of prompts for which the fewest records are cut.
 
-    The limit of targets is the rest of `room`. If several limits cut equally few records, the
-    fewest cut targets decide, because a cut target loses its end, then the fewest lost tokens.
+    The limit of targets is the rest of `room`. If several limits cut equally few records, choose
+    the limit with the fewest cut targets, because a cut target loses its end, and then the limit
+    with the fewest cut tokens.
 
     >>> short_questions, long_questions = np.array([[9, 60], [400, 300]]), np.array([[400], [99]])
     >>> _fewest_cut(short_questions, 513), _fewest_cut(long_questions, 513)
@@ -369,7 +370,7 @@ class _Limit:
     """Chosen limit on one kind of text, with the numbers that describe it."""
 
     kind: str  # prompt, target or conversation
-    lengths: Lengths  # [n] tokens of the sampled texts
+    lengths: Lengths  # [n] number of tokens in each sampled text
     limit: int
     usual: int  # default limit
     ideal: int  # limit for a model without a limited context
@@ -410,6 +411,6 @@ class _Limit:
         return text
 
     def _cut_share(self, limit: int) -> float:
-        """Compute the share of the tokens that a limit cuts."""
+        """Compute the fraction of the tokens that a limit cuts."""
         n_cut = np.maximum(self.lengths - limit, 0).sum()
         return float(n_cut / max(1, self.lengths.sum()))

@@ -39,9 +39,10 @@ CHAT = ("chat_template", "chat_date", "loss_on")  # settings of conversations
 # If more records are unusable, the file probably has another format.
 DEFAULT_BAD_SHARE = 0.5
 CODE_VERSION = 4
-"""Version of the code. It increases when equal inputs give other rows, so that older stores are
-not reused."""
-_MAX_NAMES = 3  # files that a sentence names
+"""Version of the code. It increases when the same inputs give different rows, so that older stores
+are not reused.
+"""
+_MAX_NAMES = 3  # maximum number of files named in a sentence
 _DESCRIPTIONS = {
     "code_version": "the version of the preparation code",
     "own_template": "the hash of the tokenizer's chat template",
@@ -71,7 +72,7 @@ class PrepareSettings:
     min_quality: float = 0.0
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
-    # Largest share of records that a reader may drop.
+    # Largest fraction of records that a reader may drop.
     max_bad_share: float = DEFAULT_BAD_SHARE
     # Files read per source. Recorded if a source has a limit.
     max_files: tuple[int | None, ...] = ()
@@ -79,7 +80,7 @@ class PrepareSettings:
     chat_date: str = CHAT_DATE
     loss_on: Literal["answers", "last_answer"] = "answers"
     held_out_from: int | None = None
-    """Index of the first held-out source. None: a share of all records is held out. Recorded only
+    """Index of the first held-out source. None: part of all records is held out. Recorded only
     if it is a number."""
 
     def holds_out(self, source: int) -> bool:
@@ -93,7 +94,7 @@ class PrepareSettings:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Limits of prompt and target. Both must be set."""
+        """Limits of prompt and target, in tokens. Both must be set."""
         assert self.max_prompt_tokens is not None and self.max_target_tokens is not None  # noqa: PT018
         return self.max_prompt_tokens, self.max_target_tokens
 
@@ -123,7 +124,7 @@ class PrepareSettings:
 
     @property
     def trained_vocab_size(self) -> int | None:
-        """Vocabulary size of the tokenizer to train. None if the tokenizer exists already."""
+        """Vocabulary size of the tokenizer to train. None if the tokenizer already exists."""
         if not self.tokenizer.startswith(TRAINED):
             return None
         return int(self.tokenizer.removeprefix(TRAINED))
@@ -147,7 +148,7 @@ class StorePlan:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Reasons for files of the sources that are not read, by file name."""
+        """Reasons why files of the sources are not read, by file name."""
         reasons: dict[str, str] = {}
         for source in self.sources:
             reasons |= source.left_out
@@ -162,7 +163,7 @@ class StorePlan:
             content["tokenizer"] = None
         if settings.open_limits:
             content["room"] = settings.room
-        # The share of bad records decides whether a store is written, but not which rows it has.
+        # The fraction of bad records decides whether a store is written, but not which rows it has.
         content["max_bad_share"] = DEFAULT_BAD_SHARE
         inputs = [[f.sha256, f.reader.recorded_name, f.source] for f in self.files]
         data = msgspec.json.encode([FORMAT, content, inputs], order="deterministic")
@@ -317,7 +318,7 @@ def _requested_settings(
     new: dict[str, Any] = msgspec.to_builtins(recorded)
     new |= {name: "auto" for name in LIMITS if new[name] is None}
     if has_sources:
-        # The manifest lacks these two if they are not set.
+        # The manifest does not have these two settings if they are not set.
         new.setdefault("max_files", None)
         new.setdefault("held_out_from", None)
     elif "held_out_from" in old:

@@ -24,7 +24,7 @@ _MAX_BYTES = 1 << 28
 _SIDES = ("prompt", "target")
 _COLUMN_TYPES = ("float32", "uint8", "uint16", "uint64")
 _END_BYTES = 8  # bytes of an int64, the end of a row
-_MAX_SHOWN = 5  # names in a message
+_MAX_SHOWN = 5  # maximum number of names in a message
 _PREPARE = "prepare the data again with `toque prepare CONFIG`"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -45,7 +45,7 @@ class StoreFile(msgspec.Struct, frozen=True):
     bytes: Count
     sha256: str
     examples: Count = 0
-    """Rows of the shard or split. 0 for the tokenizer's files."""
+    """Number of rows in the shard or split. 0 for the tokenizer's files."""
 
 
 class SourceEntry(msgspec.Struct, frozen=True):
@@ -61,14 +61,14 @@ class SourceEntry(msgspec.Struct, frozen=True):
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """Tokens of the rows in use."""
+    """Numbers of tokens in the rows in use."""
 
     prompt: int
     target: int
 
 
 class Splits(msgspec.Struct, frozen=True):
-    """Examples in each split."""
+    """Numbers of examples in each split."""
 
     train: int
     validation: int
@@ -89,7 +89,7 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     family_kind: str
     tokenizer: TokenizerEntry
     examples: Count  # rows in use
-    rows: Count  # all rows, including duplicates and rows beyond the limits
+    rows: Count  # number of all rows, including duplicates and rows beyond the limits
     tokens: TokenCounts
     splits: Splits
     records: Records
@@ -99,7 +99,7 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[StoreFile]  # files outside the shards: the split and the tokenizer
     columns: dict[str, str]  # numpy dtypes of the per-example columns, by name
     settings: dict[str, Any]
-    # Counts of the sides that were cut to their limit, and of the tokens that they lost.
+    # Number of sides that were cut to their limit, and of the tokens that were cut.
     cut: dict[str, int]
     self_sha256: str  # SHA-256 of this file without these digits
 

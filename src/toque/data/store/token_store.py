@@ -78,12 +78,12 @@ class TokenStore:
 
     @property
     def prompt_lengths(self) -> NDArray[np.int32]:
-        """Prompt tokens per row, int32 [n_rows]."""
+        """Number of prompt tokens per row, int32 [n_rows]."""
         return self._sides[0].lengths
 
     @property
     def target_lengths(self) -> NDArray[np.int32]:
-        """Target tokens per row, int32 [n_rows]."""
+        """Number of target tokens per row, int32 [n_rows]."""
         return self._sides[1].lengths
 
     @cached_property
@@ -123,9 +123,9 @@ class TokenStore:
         return self._spans is not None
 
     def spans(self, row: int, /) -> list[int]:
-        """Read the lengths of a target's spans, with and without loss in turns.
+        """Read the lengths of a target's spans, alternately with and without loss.
 
-        [] means that the entire target has a loss. Only conversations of several answers have
+        [] means that the entire target has a loss. Only conversations with several answers have
         spans.
         """
         if self._spans is None:
@@ -158,7 +158,7 @@ class TokenStore:
 
     @cached_property
     def learnt_lengths(self) -> NDArray[np.int32]:
-        """Target tokens with loss per row, int32 [n_rows]."""
+        """Number of target tokens with loss per row, int32 [n_rows]."""
         if self._spans is None:
             return self.target_lengths
         unlearnt = [self._unlearnt_lengths(index) for index in range(len(self._shards))]

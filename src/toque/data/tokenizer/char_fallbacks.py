@@ -1,7 +1,8 @@
-"""Character fallbacks: readable stand-ins for characters that a vocabulary lacks.
+"""Character fallbacks: readable stand-ins for characters that are not in a vocabulary.
 
-T5's 32,100 pieces lack `½`, `{`, `<` and `ñ`. Without stand-ins they become unknown tokens: T5
-reads "1½ cups" as "1<unk>2 cups". A byte-level vocabulary has all characters and needs no stand-in.
+T5's 32,100 pieces do not include `½`, `{`, `<` and `ñ`. Without stand-ins they become unknown
+tokens: T5 reads "1½ cups" as "1<unk>2 cups". A byte-level vocabulary has all characters and needs
+no stand-in.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _SAME_FOR: dict[str, str] = {
     "x": "×",
     "u": "µμ",
 }
-"""Characters with one stand-in, by stand-in."""
+"""Stand-in -> characters that it replaces."""
 _LETTERS = "æ:ae Æ:Ae œ:oe Œ:Oe ø:o Ø:O å:a ß:ss ð:d Ð:D þ:th Þ:Th đ:d Đ:D ł:l Ł:L ı:i"
-"""Letters with their stand-ins."""
+"""Letters and their stand-ins, as "letter:stand-in"."""
 _PRIVATE = "\ue123"  # a character of private use
 # Candidates for the stand-in of a character. The first one in the vocabulary is used.
 _STAND_INS: dict[str, tuple[str, ...]] = {
@@ -58,7 +59,7 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
 
 
 class Rewriter:
-    """Replacement of characters that a tokenizer lacks. Rewriting does not change a rewritten text.
+    """Replacement of characters that are not in a vocabulary. Applying it twice changes nothing.
 
     If the tokenizer would read "<|endoftext|>" in a scraped page as the special token, a space is
     inserted after its first character.
@@ -104,7 +105,7 @@ class Rewriter:
         return self.unk_id not in ids
 
     def __call__(self, text: str) -> str:
-        """Replace the characters that the vocabulary lacks: "1½ ñ" becomes "1 1/2 n"."""
+        """Replace characters that are not in the vocabulary: "1½ ñ" becomes "1 1/2 n"."""
         text = self._rewrite(text)
         if self._specials is None:
             return text
@@ -182,7 +183,7 @@ class Rewriter:
         return "".join(parts) + line[end:]
 
     def _rewrite_word(self, word: str) -> str:
-        """Fold a word, and replace its characters that the vocabulary lacks."""
+        """Fold a word, and replace its characters that are not in the vocabulary."""
         if self._splits_fractions:
             word = _MIXED_NUMBER.sub(" ", word)
         word = self._fold(word)

@@ -35,15 +35,15 @@ from toque.errors import DataError
 from toque.models.loading.provenance import Form
 from toque.sources.records import Turn
 
-# Characters that a template may write per character of the messages.
+# Maximum number of characters that a template may write per character of the messages.
 _MAX_GROWTH = 4
-_MAX_ADDED = 1 << 16  # characters that a template may write in addition
-_MAX_SECONDS = 2.0  # processor time per rendering
-# Bytes of the child's address space. Its libraries take a fifth.
+_MAX_ADDED = 1 << 16  # number of characters that a template may write in addition
+_MAX_SECONDS = 2.0  # seconds of processor time per rendering
+# Maximum bytes of the child's address space. Its libraries take a fifth.
 _MAX_MEMORY = 1 << 30
-_READ_ERROR = 2000  # characters of a template's error that are read
-_MAX_ERROR = 300  # characters of a template's error in a message
-_MAX_FIELD = 100  # characters of a field's name in a message
+_READ_ERROR = 2000  # maximum number of characters of a template's error that are read
+_MAX_ERROR = 300  # maximum number of characters of a template's error in a message
+_MAX_FIELD = 100  # maximum number of characters of a field's name in a message
 _PLAIN = """\
 {%- if bos_token is defined %}{{ bos_token }}{% endif %}
 {%- for message in messages %}{{ '### ' + message['role'].title() + '\\n' + message['content'] }}
@@ -68,7 +68,7 @@ _DATED = re.compile(
 )
 _DIRECTIVE = re.compile(r"%[-_0^#:]*[A-Za-z]")
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names of the same field. transformers copies it to the first two."""
+"""Names of the field for reasoning. transformers copies it to the first two."""
 # Characters of a text that does not occur in a conversation by chance.
 _MIN_UNIQUE = 20
 Render = Callable[..., Any]
@@ -86,7 +86,7 @@ class Conversation:
     ids: NDArray[np.uint32]
     # Index of each answer's first id, and index after its last id.
     answers: list[Span]
-    unended: int  # answers that the template does not end
+    unended: int  # number of answers that the template does not end
     moved: int  # answers with a prompt that has other ids when it is encoded alone
     # Names of fields that the template does not write, once per message.
     unwritten: list[str]
@@ -118,7 +118,7 @@ class ChatTemplate:
 
         Raises:
             DataError: The template refuses the messages, or does not write one of their fields. It
-                may leave out the reasoning of earlier answers.
+                may omit the reasoning of earlier answers.
         """
         return self._thread.submit(self._encode_prompt, turns)
 
@@ -142,14 +142,14 @@ class ChatTemplate:
     def conversation(self, turns: Sequence[Turn], *, last: bool) -> Conversation | str:
         """Encode a conversation that ends with an answer.
 
-        Some templates leave the reasoning out of earlier answers. This is allowed if only the last
+        Some templates omit the reasoning of earlier answers. This is allowed if only the last
         answer has a loss. Some templates write special tokens and blanks only after the last turn.
         This is always allowed.
 
         Do not call this method and `ids` at the same time, because both use the same child.
 
         Args:
-            turns: The turns.
+            turns: Turns of the conversation.
             last: Whether only the last answer has a loss.
 
         Returns:
@@ -424,15 +424,15 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
 def _render_conversation(
     render: Render, request: Json, answers: list[int] | None
 ) -> Json:
-    """Render a conversation, and find its answers and the fields that the text lacks.
+    """Render a conversation. Find its answers and the fields that are missing from the text.
 
     Args:
-        render: The function of transformers.
-        request: Its arguments.
+        render: The transformers function that renders a chat template.
+        request: Arguments of `render`.
         answers: Indices of the turns to find. If None, render the prompt for the next answer.
 
     Returns:
-        The text, the unwritten fields, and a span for each answer, see `_answer_span`.
+        The text, the fields missing from it, and a span for each answer, see `_answer_span`.
     """
     turns = request.pop("conversations")[0]
 
@@ -508,7 +508,7 @@ def _unwritten_fields(
     """List the fields with a value that do not change the text of the turns."""
 
     def is_written(fields: list[Field]) -> bool:
-        """Check if the text changes without these fields."""
+        """Check if the text changes when these fields are removed."""
         try:
             return text_of(_remove_fields(turns, fields)) != text
         except Exception:  # the template needs the field  # noqa: BLE001

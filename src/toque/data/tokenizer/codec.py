@@ -1,7 +1,7 @@
 r"""Codec: text to token ids and back, with line breaks.
 
-Recipes need line breaks, which T5's vocabulary lacks. If a vocabulary lacks "\n", a marker replaces
-it: the spare `<extra_id_N>` with the highest number, or an added token `<newline>`.
+Recipes need line breaks, which T5's vocabulary does not have. If a vocabulary has no "\n", a marker
+replaces it: the spare `<extra_id_N>` with the highest number, or an added token `<newline>`.
 Byte-level vocabularies (GPT-2, NeoX, Llama) have "\n".
 """
 
@@ -36,7 +36,7 @@ FamilyKind = Literal["decoder", "encoder-decoder"]
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
 _PROBE = "Fold\n\n- 2 eggs\n1. Stir."
-_SAMPLE_TEXTS = 32  # texts per call for which the ids of the cache are checked
+_SAMPLE_TEXTS = 32  # texts per call for which the cache's ids are checked
 # Characters checked per text: an entire recipe, or the beginning of a book.
 _SAMPLE_CHARS = 4096
 # Ids before a token that decide its text: the bytes of a character, or the beginning of a line.
@@ -67,7 +67,7 @@ class Codec:
         n_entries = int(tokenizer.get_vocab_size())
         if None in map(tokenizer.id_to_token, range(n_entries)):  # the ids have gaps
             n_entries = max(tokenizer.get_vocab().values()) + 1
-        self.vocab_size = n_entries  # entries, including an added marker
+        self.vocab_size = n_entries  # number of entries, including an added marker
 
         added = tokenizer.get_added_tokens_decoder()
         special = {number for number, token in added.items() if token.special}
@@ -131,7 +131,7 @@ class Codec:
         self.add_ends((eos_id, *source.end_ids))
 
     def normalise(self, text: str) -> str:
-        """Replace characters that the vocabulary lacks: 1½ -> 1 1/2, ñ -> n."""
+        """Replace characters that are not in the vocabulary: 1½ -> 1 1/2, ñ -> n."""
         with tokenizer_faults(self.name):
             return self.rewriter(text)
 
@@ -159,7 +159,7 @@ class Codec:
 
     @cached_property
     def token_bytes(self) -> Ints | None:
-        """Bytes of text per id. None if the vocabulary does not represent bytes by characters."""
+        """Number of text bytes per id. None if the vocabulary is not byte-level."""
         decoder = json.loads(self.tokenizer_json).get("decoder") or {}
         if decoder.get("type") != "ByteLevel":
             return None

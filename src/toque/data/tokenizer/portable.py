@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from toque.data.tokenizer.codec import Codec
 from toque.models.loading.provenance import FOLDER, Provenance
 
-PRIVATE = "\ue123"  # a character of private use, which learnt vocabularies lack
+PRIVATE = "\ue123"  # a character of private use, which learnt vocabularies do not have
 PROBES = (
     "Fold\n\n- 2 eggs\n1. Stir.",
     "Generate recipe for: Crème brûlée using ingredients: 1½ cups jalapeños, {salt}",
@@ -36,7 +36,7 @@ PROBES = (
     "",
 )
 """Texts for which a portable tokenizer must give the same ids as the codec."""
-_MAX_SHOWN = 40  # characters of a text in a message
+_MAX_SHOWN = 40  # maximum number of characters of a text in a message
 _RECIPE = """Generate recipe for: Grandma's Crème Brûlée using ingredients: 1½ cups milk
 Ingredients:
 - 2 (15 ounce) cans chickpeas, drained & rinsed

@@ -45,11 +45,11 @@ _OPTIONAL = (
     "config.json",
 )
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
-# Bytes that one byte may become. Our export of T5 has 15,246.
+# Maximum number of bytes that one byte may become. Our export of T5 has 15,246.
 _MAX_GROWTH = 1 << 16
-_MAX_TEXT = 256  # characters that a step may insert; usually a space or a mark
-_MAX_ENTRY = 1 << 14  # characters per entry of the vocabulary
-_MAX_ERROR = 300  # characters of the library's error in a message
+_MAX_TEXT = 256  # maximum number of characters that a step may insert; usually a space or a mark
+_MAX_ENTRY = 1 << 14  # maximum number of characters per entry of the vocabulary
+_MAX_ERROR = 300  # maximum number of characters of the library's error in a message
 _GROWING_STEPS = ("BertNormalizer", "ByteLevel", "NFC", "NFD", "NFKC", "NFKD")
 _STEP_GROWTH = 11.0  # largest growth by one of these steps, which is NFKC's
 _LETTERS = [chr(code) for code in (*range(32, 127), *range(161, 256))]

@@ -36,7 +36,7 @@ _END = "<|endoftext|>"
 _UNIGRAM_SPECIALS = ("<pad>", "</s>", "<unk>")
 _N_EXTRA = 100  # sentinels
 MAX_WORD_CHARS = 1000
-"""Characters of a word that training uses. A word ends at white space."""
+"""Maximum number of characters of a word that training uses. A word ends at white space."""
 WORDS_CUT = "toque_words_cut"
 """Setting of the tokenizer folder with the number of longer words."""
 _WORD = re.compile(r"\S+|\s+")

@@ -24,8 +24,8 @@ from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.tokenizer_folder import TextSteps, steps_of
 
 Kind = Literal["sentencepiece", "byte-level"]
-_MAX_WORDS = 400_000  # words of a full cache, about 100 MB
-_SLICE_TEXTS = 64  # texts per slice, which fit into the processor's cache
+_MAX_WORDS = 400_000  # number of words in a full cache, about 100 MB
+_SLICE_TEXTS = 64  # number of texts per slice, which fit into the processor's cache
 # Bytes that mark parts of the joined texts, because texts rarely have them:
 _END = b"\0"  # the end of a text
 _LEADS = b"\1"  # a word without a space before it
@@ -70,11 +70,11 @@ class WordTable:
     without the cache.
 
     Args:
-        rewriter: The rewriter of the tokenizer.
+        rewriter: Rewriter of the tokenizer.
         kind: "sentencepiece" drops spaces and begins each word with "▁" (T5). "byte-level" keeps
             the space before a word (GPT-2, NeoX).
         break_id: Id of the line-break marker. None means that the vocabulary has "\n".
-        vocab_size: The number of entries of the vocabulary.
+        vocab_size: Number of entries in the vocabulary.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
     2016, arXiv 1604.06174). Call `compile_blocks` first, if at all.
 
     Args:
-        model: The model.
+        model: Model to change.
         offload: Save the inputs in CPU memory.
     """
     configs = configs_of(model)

@@ -1,4 +1,4 @@
-"""Faster layers for a CPU, and the exchange of a model's layers.
+"""Faster layers for a CPU, and a function that exchanges a model's layers.
 
 Linear layers are faster in float32 and bfloat16, and all other layers in bfloat16 only. Norms write
 bfloat16. Layers with the same input share a matmul, and gates and attention read its output as one

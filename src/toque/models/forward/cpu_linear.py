@@ -115,7 +115,7 @@ def in_bf16(tensor: Tensor) -> bool:
 def joint_linear(
     owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]
 ) -> Tensor:
-    """Compute several plain layers of `owner` by one matmul: [..., I] to [..., sum of O] bf16."""
+    """Compute several plain layers of `owner` with one matmul: [..., I] to [..., sum of O] bf16."""
     weights = [layer.weight for layer in layers]
     copy = _cached_copy(owner, _COPY, weights, sum(map(len, weights)))
     return _multiply(values, copy, None, weights)
@@ -224,7 +224,7 @@ class CpuLinear(nn.Linear):
     """`nn.Linear` with faster matmuls. Its weights, their names and saved files do not change."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
-        """Compute [..., I] to [..., O]."""
+        """Map [..., I] to [..., O]."""
         copy = _copy_for(input, self.weight)
         if copy is None:
             return super().forward(input)
@@ -232,10 +232,10 @@ class CpuLinear(nn.Linear):
 
 
 class CpuConv1D(Conv1D):
-    """`Conv1D`, the linear layer of GPT-2, with faster matmuls."""
+    """`Conv1D`, GPT-2's linear layer, with faster matmuls."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute [..., I] to [..., O]."""
+        """Map [..., I] to [..., O]."""
         copy = _copy_for(x, self.weight)
         if copy is None:
             return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]

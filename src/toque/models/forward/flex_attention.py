@@ -56,15 +56,16 @@ from toque.models.forward.varlen_attention import (
 NAME: Final = "toque_flex"  # name of this attention in transformers' registry
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _MAX_RECOMPILES: Final = 64
-"""Limit of compiled kernels per process: for encoder, decoder and cross-attention, for training,
-evaluation and dropout, and for full and last micro-batches."""
+"""Maximum number of compiled kernels per process: for encoder, decoder and cross-attention, for
+training, evaluation and dropout, and for full and last micro-batches.
+"""
 _LSE_COLUMNS: Final = 16  # columns of values in the second pass, the kernels' minimum
 Options = Mapping[str, int]  # `kernel_options` of `flex_attention`
 Kernels = tuple[Options, Options]  # options of kernels without and with a bias
 # Rows of fewer than 128 queries would otherwise use another kind of kernel.
 _TORCH_BLOCKS: Final[Options] = {"FORCE_USE_FLEX_ATTENTION": 1}
 DEFAULT_KERNELS: Final[Kernels] = (_TORCH_BLOCKS, _TORCH_BLOCKS)
-"""Kernels with blocks that torch selects."""
+"""Kernels with the block sizes that torch selects."""
 _FORWARD: Final[tuple[Options, ...]] = tuple(
     {"BLOCK_M": queries, "BLOCK_N": keys}
     for queries, keys in ((128, 64), (64, 64), (64, 32), (32, 32))
@@ -218,7 +219,7 @@ def attend(
         query: [R, H, T, d].
         key: [R, H, S, d].
         value: [R, H, S, d].
-        block_mask: The pairs.
+        block_mask: Pairs of positions that attend to each other.
         bias: [1, H, T, S], added to the scores; None without one.
         scale: Factor of the scores.
         dropout: Probability that a pair is dropped.
@@ -301,7 +302,7 @@ def _dropout_score_mod(
 
 
 def _select_kernel(query: Tensor, bias: Tensor | None) -> Callable[..., Any]:
-    """Return the function that computes `flex_attention` for a query's device."""
+    """Return the function that computes `flex_attention` on the device of a query."""
     if query.device.type == "cpu":
         is_outline = kind_of(query) != "cpu"
         return partial(kernel_shapes, bias=bias) if is_outline else reference
@@ -419,8 +420,8 @@ _RAISED_BY: Final = re.compile(r"^\S+ raised:\s+")  # start of a compiler's mess
 _SHARED_MEMORY: Final = re.compile(r"Required: (\d+)\D+limit: ?(\d+)")
 _TOO_MUCH: Final = "torch's own need {:,} bytes of shared memory and the card has {:,}"
 _TOLERANCE: Final = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""Largest error relative to the definition in float32, as a share of the largest number. float32
-matmuls may use TF32. If tokens attend to another example, the error is about 1."""
+"""Largest allowed error relative to the definition in float32, as a fraction of the largest value.
+float32 matmuls may use TF32. If tokens attend to another example, the error is about 1."""
 
 
 @dataclass(frozen=True)
@@ -561,7 +562,7 @@ def _largest_error(
 
 
 def _sample_segments(length: int) -> Tensor:
-    """Build segment numbers [2, length] of examples with edges inside and between blocks."""
+    """Build segment numbers [2, length] for examples with edges inside and between blocks."""
     segments = torch.zeros(2, length, dtype=torch.int32)
     for row, ends in enumerate(((70, 200, 310), (250, 256, 320))):
         starts = (0, *ends[:-1])

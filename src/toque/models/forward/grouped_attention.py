@@ -1,17 +1,17 @@
 """Attention for packed rows in bfloat16 on a CPU, by groups of examples of similar length.
 
-One example at a time, a batch of short texts needs thousands of small matmuls. PyTorch's fused
-attention kernel is far slower in bfloat16 than its matmuls. Here each matmul of attention is one
-batched matmul per group. The matmul of queries and keys also adds the masks and T5's bias. The
-softmax reads and writes 16 bits and computes in float32. Scores are therefore read and written
-three times instead of nine.
+Attention for one example at a time needs thousands of small matmuls for a batch of short texts.
+PyTorch's fused attention kernel is far slower in bfloat16 than its matmuls. Here each matmul of
+attention is one batched matmul per group. The matmul of queries and keys also adds the masks and
+T5's bias. The softmax reads and writes 16 bits and computes in float32. Scores are therefore read
+and written three times instead of nine.
 
 The examples of a group are padded to one length and stacked. The output of padded queries is not
 used, and their gradient is zero. Padded keys come after the real keys: a causal mask hides them
 from real queries, and without a causal mask they are masked.
 
-Letters: N tokens, H heads, d head size. In a group: G examples, t and s the longest queries and
-keys.
+Letters: N tokens, H heads, d head size. In a group: G examples, t and s the numbers of queries and
+    keys of the longest example.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from toque.models.forward.keyed_dropout import keep_mask, keys_by_head, next_key
 MULTIPLE = 32
 # Largest ratio of computed to real scores in a group. Above it, two groups are faster.
 MAX_PADDED = 1.3
-# Most scores of one head in a group of several examples. They fit the cache.
+# Maximum number of scores of one head in a group of several examples. They fit into the cache.
 MAX_SCORES = 1 << 19
 
 # First query, number of queries, first key, number of keys.
@@ -50,7 +50,7 @@ class AttentionPlan:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest example."""
+        """Length of the longest example, in tokens."""
         return max(n for _, n, _, _ in self.self_attention)
 
     @cached_property
@@ -115,7 +115,7 @@ class _StackedPositions:
     """
 
     sizes: list[int]  # positions of each group
-    # [N] position of each token; for tokens of no example the last position, a row of zeros
+    # [N] position of each token; for tokens outside of examples the last position, a row of zeros
     of_token: Tensor
 
     @classmethod
@@ -236,7 +236,7 @@ def attend_packed(
         packed: [N, 3 * H, d] bfloat16, queries, keys and values. For cross-attention [N, H, d], the
             queries.
         cross_kv: [M, 2 * H, d], keys and values for cross-attention.
-        plan: The examples.
+        plan: Examples of the row.
         scale: Factor of the scores.
         dropout: Probability that an attention weight is dropped.
         bias: [1, H, T, S], added to the scores of each example from its first token. Ignored for

@@ -101,13 +101,13 @@ def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
 
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Logits of a default chunk: 64 MiB of float32 on a CPU, 512 MiB on a GPU. On a CPU, matmuls of 320
-rows with GPT-2's head reach 82 GFLOP/s per core, and matmuls of 167 rows 72."""
+"""Number of logits in a default chunk: 64 MiB of float32 on a CPU, 512 MiB on a GPU. On a CPU,
+matmuls of 320 rows with GPT-2's head reach 82 GFLOP/s per core, and matmuls of 167 rows 72."""
 _BF16_CHUNK: Final = 4
 """Rows of a bfloat16 chunk, as a multiple of a default chunk's rows. Its logits take as many bytes
 as a default chunk's float32 logits and their gradient. Matmuls of 1,344 rows with GPT-2's head
 reach 770 GFLOP/s, and matmuls of 672 rows 720 (two cores)."""
-# Elements per float32 block of the softmax. 8 MiB fit the cache.
+# Number of elements per float32 block of the softmax. 8 MiB fit into the cache.
 _BLOCK_ELEMENTS: Final = 1 << 21
 # Vocabulary columns per matmul for the input's gradient. One matmul of all 32,128 is 14 % slower.
 _COLUMNS: Final = 4096

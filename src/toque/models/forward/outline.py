@@ -38,13 +38,13 @@ class OutlinedRows:
     """Sizes of full rows without padding."""
 
     rows: int
-    source: int  # tokens of a row's source side; 0 for a decoder-only model
-    target: int  # tokens of a row's target side, or of the whole row
-    examples: int = 1  # examples of equal length in a row
+    source: int  # number of tokens on a row's source side; 0 for a decoder-only model
+    target: int  # number of tokens on a row's target side, or in the whole row
+    examples: int = 1  # number of examples of equal length in a row
 
     @property
     def tokens(self) -> int:
-        """Tokens of both sides."""
+        """Total tokens of source and target."""
         return self.rows * (self.source + self.target)
 
 

@@ -42,7 +42,7 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
 
     In self- and cross-attention, tokens attend only to their own segment. The final norm and the
     factor of models that scale their outputs (`scale_outputs`) are applied. `output_head` and then
-    `logit_cap` give the logits of transformers.
+    `logit_cap` give the same logits as transformers.
 
     Raises:
         TypeError: The batch is for another kind of model.
@@ -306,7 +306,7 @@ def t5_rows(
     """Compute the last hidden states of a T5's decoder, before any scaling for the head.
 
     Args:
-        core: The model.
+        core: Model without its output head.
         source: Token ids of the encoder, [R, S].
         target: Token ids of the decoder, [R, T].
         plans: Attention plans of encoder and decoder.
@@ -346,9 +346,9 @@ def _t5_stack(
     *,
     longest: int,
 ) -> Tensor:
-    """Compute T5Stack.forward of transformers 5, with the position bias of the longest example.
+    """Compute T5Stack.forward of transformers 5, with a position bias for the longest example.
 
-    transformers computes a bias [H, N, N], and here N can be all tokens of a batch.
+    transformers computes a bias [H, N, N]. Here N can be the number of all tokens in a batch.
 
     Args:
         stack: Encoder or decoder.
@@ -394,7 +394,7 @@ class _PackedUMT5Attention(UMT5Attention):
     def forward(
         self, hidden_states: Tensor, *args: Any, plan: object = None, **kwargs: Any
     ) -> Any:
-        """Compute [1, N, D] to [1, N, D] by a plan. Without a plan, call transformers' forward."""
+        """Map [1, N, D] to [1, N, D] with a plan. Without a plan, call transformers' forward."""
         if plan is None:
             return super().forward(hidden_states, *args, **kwargs)
         states = kwargs.get("encoder_hidden_states")
@@ -450,8 +450,8 @@ class _ByDistance(torch.autograd.Function):
 def position_bias(attention: T5Attention, length: int) -> Tensor:
     """Compute `T5Attention.compute_bias` [1, H, T, T], with a gradient summed in a fixed order.
 
-    The backward pass of transformers' function adds T * T rows. For 508 positions on two Zen 5
-    cores it takes 12 ms, and this function's 2 ms.
+    The backward pass of the transformers function adds T * T rows. For 508 positions on two Zen 5
+    cores it takes 12 ms; the backward pass of this function takes 2 ms.
     """
     distances = torch.arange(1 - length, length)
     # The method has neither a public name nor types.

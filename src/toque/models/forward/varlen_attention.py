@@ -75,7 +75,7 @@ def _locate_segments(segments: Tensor) -> dict[tuple[int, int], tuple[int, int]]
 
 
 def configs_of(model: nn.Module) -> list[PretrainedConfig]:
-    """Return every config that selects an attention. A T5 has one per encoder and decoder."""
+    """Return every config that selects an attention. A T5's encoder and decoder have one each."""
     configs = [
         part.config for part in model.modules() if isinstance(part, PreTrainedModel)
     ]
@@ -86,7 +86,7 @@ def configs_of(model: nn.Module) -> list[PretrainedConfig]:
 def attending_by(
     configs: Sequence[PretrainedConfig], name: str, plan: object = None
 ) -> Iterator[None]:
-    """Context in which layers with these configs use an attention of transformers' registry."""
+    """Context in which layers with these configs use an attention from transformers' registry."""
     before = [config._attn_implementation for config in configs]  # noqa: SLF001
     token = PLAN.set(plan)
     try:
@@ -213,7 +213,7 @@ def _attend_causally_by_example(
 ) -> Tensor:
     """Compute causal attention [1, N, H, d] within the window, one example at a time."""
     lengths = [n for _, n, _, _ in plan.self_attention]
-    lengths.append(query.shape[2] - sum(lengths))  # tokens of no example
+    lengths.append(query.shape[2] - sum(lengths))  # tokens outside of examples
     inputs = (torch.split(t, lengths, dim=2) for t in (query, key, value))
     *examples, (_, _, extra_values) = zip(*inputs, strict=True)
     pairs: Sequence[Pair | None] = [None for _ in examples]

@@ -84,7 +84,7 @@ class CausalDecoding:
         return hidden[:, 0]
 
     def drop(self, row: int) -> None:
-        """Remove a row. The last live row gets its number."""
+        """Remove a row. The last live row takes its index."""
         self.cache.drop(row)
         self.positions[row] = self.positions[-1]
         self.positions.pop()
@@ -96,9 +96,9 @@ class _CachedAttention:
 
     cache: KVCache
     places: Sequence[tuple[int, slice]] = ()
-    """Row and columns of each new prompt."""
+    """Cache row and columns of each new prompt."""
     windows: Sequence[AttentionWindow] = ()
-    """Columns that the token of each row attends to. Empty for new prompts."""
+    """Columns to which the token of each row attends. Empty for new prompts."""
 
 
 def _attend(

@@ -37,9 +37,9 @@ from toque.models.lora.frozen import computing, format_of
 from toque.reporter import Count, uncounted
 
 OnToken = Callable[[int, int | None], object]
-"""Function called with a prompt's number and its next token, and None after the last token."""
+"""Function called with a prompt's index and its next token, or None after the last token."""
 OnLogprob = Callable[[int, float], object]
-"""Function called with a prompt's number and the log-probability of its next token."""
+"""Function called with a prompt's index and the log-probability of its next token."""
 MAX_ROWS: Final = {"cpu": 160, "cuda": 256}
 """Maximum number of rows per device type.
 
@@ -69,18 +69,18 @@ def generate(
     context length: a prompt of P tokens gets at most `max_position_embeddings - P + 1` new tokens.
 
     Args:
-        model: The model. Dropout is off while it generates.
+        model: Model to generate with. Its dropout is off during generation.
         prompts: Token ids in the format of the store: [bos if any] + text for a decoder-only model,
             text + [eos] for an encoder-decoder.
         options: Options of generation with `max_new_tokens`.
         eos_id: Token or tokens that end an answer.
         pad_id: Padding of a batch, and the first token of an encoder-decoder's answer.
         constraints: The form of each answer (`constraints.py`). Empty for free answers.
-        places: The origin of each prompt, for errors. Empty to use its number.
+        places: The origin of each prompt, for errors. If empty, errors contain the prompt's index.
         on_progress: Receives the number of finished prompts, the number of all prompts, and the
-            finished share of the tokens.
-        on_token: Receives a prompt's number and its next token, and None after the last token.
-        on_logprob: Receives a prompt's number and the log-probability of its next token (including
+            finished fraction of the tokens.
+        on_token: Receives a prompt's index and its next token, or None after the last token.
+        on_logprob: Receives a prompt's index and the log-probability of its next token (including
             the end token), in nats, before temperature and filters.
         on_notice: Receives a message if memory runs out and the batch shrinks.
 
@@ -144,7 +144,7 @@ class _Answers:
 
     @property
     def finished_share(self) -> float:
-        """Finished share of the maximum number of tokens."""
+        """Finished fraction of the maximum number of tokens."""
         return self._n_covered / sum(order.max_tokens for order in self.orders)
 
     def add(self, new: NewToken) -> None:
@@ -273,7 +273,7 @@ def _choose_n_rows(
 def _count_affordable_rows(
     core: PreTrainedModel, orders: Sequence[Order], columns: int
 ) -> int:
-    """Compute the number of rows that fit into the share BESIDE_TRAINING of the free memory."""
+    """Compute the number of rows that fit into the fraction BESIDE_TRAINING of the free memory."""
     layers, heads, size = cache_shape(core)
     if family_of(core.config).is_encoder_decoder:
         columns += max(

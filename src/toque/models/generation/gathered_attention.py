@@ -27,9 +27,9 @@ from torch.nn import functional
 DTYPE: Final = torch.float16
 """Precision of the keys and values."""
 TILE: Final = 32
-"""Columns of a tile of keys. In 16 bits they fill a cache line. A row reads its first and last tile
-entirely, so tiles must not be too large (scores of 96 rows, 6 heads, 128 columns of 64, one thread:
-0.69 ms in tiles of 16, 0.41 in 32, 0.33 in 64)."""
+"""Number of columns in a tile of keys. In 16 bits, they fill a cache line. A row reads its first
+and last tile entirely, so tiles must not be too large (scores of 96 rows, 6 heads, 128 columns of
+64, one thread: 0.69 ms in tiles of 16, 0.41 in 32, 0.33 in 64)."""
 _MAX_INT32: Final = (1 << 31) - 1
 
 
@@ -45,7 +45,7 @@ def _extend_to_tiles(columns: slice) -> slice:
 
 
 def _tile_numbers(columns: slice) -> slice:
-    """Return the numbers of all tiles in a range of columns: slice(1, 3) for slice(40, 65)."""
+    """Return the indices of all tiles in a range of columns: slice(1, 3) for slice(40, 65)."""
     return slice(columns.start // TILE, -(-columns.stop // TILE))
 
 
@@ -112,28 +112,28 @@ class _GatherIndices:
     """Indices of the two `embedding_bag` calls of a step."""
 
     key_rows: Tensor
-    """[U * d] rows of the keys as a table [R * W / T * H * d, T], in memory order."""
+    """[U * d] Rows of the keys as a table [R * W / T * H * d, T], in memory order."""
     key_offsets: Tensor
-    """[U + 2] start of each tile in `key_rows`. The last tile is empty, so its sum is zero."""
+    """[U + 2] Start of each tile in `key_rows`. The last tile is empty, so its sum is zero."""
     queries: Tensor
-    """[U] query of each tile."""
+    """[U] Index of each tile's query."""
     scores: Tensor
-    """[n * H * G * K / T] sum for each tile of the window. Tiles that are not read have the empty
-    sum."""
+    """[n * H * G * K / T] Index of the sum for each tile of the window. Tiles that are not read
+    have the empty sum."""
     value_rows: Tensor
-    """[U * T] rows of the values as a table [R * W / T * H * T, d]."""
+    """[U * T] Rows of the values as a table [R * W / T * H * T, d]."""
     value_offsets: Tensor
-    """[n * H * G + 1] start of each query in `value_rows`."""
+    """[n * H * G + 1] Start of each query in `value_rows`."""
     weights: Tensor
-    """[U] number of each tile in `value_rows` among all [n * H * G * K / T] tiles."""
+    """[U] Index of each tile in `value_rows` among all [n * H * G * K / T] tiles."""
 
 
 class Gather:
     """Tiles that the first n rows of a cache read in a step, for all layers.
 
     Args:
-        columns: Columns of the window.
-        used: Columns of each row. The mask hides other columns of their tiles.
+        columns: Range of the window's columns.
+        used: Range of columns that each row reads. The mask hides other columns of their tiles.
     """
 
     def __init__(self, columns: slice, used: Sequence[slice]) -> None:
@@ -196,13 +196,13 @@ class Gather:
         bounds = torch.tensor([[part.start, part.stop] for part in self.tiles])
         is_read = (tile >= bounds[:, :1]) & (tile < bounds[:, 1:])  # [n, K / T]
 
-        # Number of each tile in the buffer, [n, K / T, H, G].
+        # Index of each tile in the buffer, [n, K / T, H, G].
         row = torch.arange(len(self.tiles))[:, None, None, None]
         head = torch.arange(heads)[:, None]
         buffer_tiles = (row * n_buffer_tiles + tile[:, None, None]) * heads + head
         buffer_tiles = buffer_tiles.to(dtype).expand(-1, -1, -1, group)
 
-        # Number of each tile among the scores, [n, H, G, K / T].
+        # Index of each tile among the scores, [n, H, G, K / T].
         score_tiles = torch.arange(buffer_tiles.numel())
         score_tiles = score_tiles.view(len(is_read), heads, group, len(tile))
         in_memory_order = score_tiles.permute(0, 3, 1, 2)[is_read].view(-1)

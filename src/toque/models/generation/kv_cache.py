@@ -7,9 +7,9 @@ of short texts would need the memory of long texts. When a row is finished, the 
 it, so the live rows are always the first n. On a CPU, consecutive rows of similar length attend
 together, and read no more columns than the longest of them.
 
-Letters in shapes, also in `causal.py` and `t5.py`: R rows, n live rows, D hidden size, H key-value
-heads, G query heads per key-value head, d head size. W columns of the buffer, K columns of the
-window, P longest prompt of a prefill.
+Letters in shapes, here and in `causal.py` and `t5.py`: R rows, n live rows, D hidden size, H
+key-value heads, G query heads per key-value head, d head size. W columns of the buffer, K columns
+of the window, P longest prompt of a prefill.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from toque.models.generation.gathered_attention import TILE, Gather, Tiles, can_
 from toque.models.generation.packed_products import has_bf16_products
 
 SPARE = 64
-"""Columns that are allocated in addition to the current need."""
+"""Number of columns that are allocated in addition to the current need."""
 MAX_INITIAL_COLUMNS = 1024
 """Maximum number of columns that are allocated before a row needs them."""
 MAX_WASTED_COLUMNS = 192
 """Maximum padding of a group of rows, in columns. Reading it takes 40 us at 8 GB/s, as long as
 another kernel call."""
 PREFILL_TOKENS = 4096
-"""Prompt tokens with padding in one forward pass, which limits its memory."""
+"""Maximum prompt tokens in one forward pass, including padding, which limits its memory."""
 WASTED_TOKENS = 128
 """Maximum padding of a prefill on a CPU, in tokens. A token takes 0.15 ms (30M model), and another
 call 2 to 3 ms."""
@@ -68,7 +68,7 @@ def uses_gathered_attention(core: PreTrainedModel) -> bool:
 
 
 def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
-    """Return the decoder's numbers of layers and key-value heads, and its head size."""
+    """Return the number of layers and of key-value heads of the decoder, and its head size."""
     config = core.config
     if family_of(config).is_encoder_decoder:
         return config.num_decoder_layers, config.num_heads, config.d_kv
@@ -91,9 +91,9 @@ def group_by_length(
     """Group consecutive rows of similar length.
 
     Args:
-        lengths: Tokens of each row.
-        max_wasted: Padding of a group, in tokens.
-        max_tokens: Tokens of a group, including padding.
+        lengths: Number of tokens in each row.
+        max_wasted: Maximum padding in a group, in tokens.
+        max_tokens: Maximum number of tokens in a group, including padding.
 
     >>> list(group_by_length([900, 880, 100, 90], max_wasted=128))
     [slice(0, 2, None), slice(2, 4, None)]
@@ -282,9 +282,9 @@ class KVCache:
     """Keys and values of every layer for the live rows. The first row allocates memory.
 
     Args:
-        shape: Numbers of layers and key-value heads, and the head size.
+        shape: Number of layers, number of key-value heads, and head size.
         rows: Maximum number of rows.
-        columns: Columns of the longest row, if known. A buffer that grows is copied.
+        columns: Number of columns of the longest row, if known. A buffer that grows is copied.
         dtype: Precision of keys and values.
         device: Device of the masks.
         devices: Device of each layer; `device` by default.
@@ -312,9 +312,9 @@ class KVCache:
         self._layers: list[tuple[Columns | Tiles, Columns | Tiles]] = []
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
         self.starts: list[int] = []
-        """First column of every live row."""
+        """Index of the first column of every live row."""
         self.end = 0
-        """Column of the next token."""
+        """Index of the next token's column."""
         self._width = self._round_up(min(columns, MAX_INITIAL_COLUMNS))
         # Groups of rows that attend together. Empty after a change of the rows.
         self._groups: list[slice] = []

@@ -47,11 +47,12 @@ class Order:
     prompt: Sequence[int]
     """Token ids, at least one."""
     max_tokens: int
-    """Maximum length of the answer, within the model's context length."""
+    """Maximum length of the answer in tokens, within the model's context length."""
     options: GenerationOptions
-    """Sampling options. Lengths, precision and batch rows are ignored."""
+    """Sampling options. Their lengths, precision and batch rows are ignored."""
     number: int = 0
-    """Determines the random numbers, together with the seed and the position."""
+    """Index of the prompt. With the seed and the position, it determines the random numbers.
+    """
     n_top_logprobs: int | None = None
     """Number of most likely tokens to report with their logprobs; None for no logprobs."""
     prefix: Sequence[int] = ()
@@ -69,7 +70,9 @@ class NewToken(NamedTuple):
     """Reason for the end, for the last token only. With "stop" the token is not part of the answer.
     """
     logprob: float | None
-    """In nats, after the masks of form and n-grams, before temperature and top-k."""
+    """Log-probability of the token in nats, after the masks for form and n-grams, but before
+    temperature and top-k.
+    """
     top_logprobs: TopLogprobs
 
 
@@ -125,9 +128,10 @@ class LiveRows:
     """Batch of a model in evaluation mode with packed matmuls (`packed_products.py`).
 
     Args:
-        core: The model.
+        core: Model without its output head.
         rows: Maximum number of rows.
-        columns: Tokens of the longest row. For a decoder-only model, they include the prompt.
+        columns: Length of the longest row, in tokens. For a decoder-only model, it includes the
+            prompt.
         eos_id: Token or tokens that end an answer.
         pad_id: Padding token.
     """
@@ -226,7 +230,7 @@ class LiveRows:
             if end is not None:
                 finished.append(index)
 
-        # From the last to the first, because the last row takes the number of a dropped one.
+        # From the last to the first, because the last row takes the index of a dropped row.
         for index in reversed(finished):
             self._drop(index)
         return new_tokens
@@ -239,7 +243,7 @@ class LiveRows:
             self._drop(orders.index(order))
 
     def _drop(self, index: int) -> None:
-        """Remove a row. The last live row gets its number."""
+        """Remove a row. The last live row takes its index."""
         self._decoding.drop(index)
         self._rows[index] = self._rows[-1]
         self._rows.pop()

@@ -57,7 +57,7 @@ class GenerationOptions:
     """Length in tokens of the n-grams that an answer may not repeat; None or 0 for no limit. Unlike
     transformers' option of this name, the answer may repeat n-grams of the prompt."""
     seed: int = 0
-    """Seed of the random numbers, which also depend on the prompt's number and the position."""
+    """Seed of the random numbers, which also depend on the prompt's index and the position."""
     precision: Precision = "float32"
     """Precision of matmuls and KV cache; auto is bf16 if the hardware supports it, else float32.
 

@@ -1,8 +1,8 @@
 """Copy of a model with packed weights: the same modules, but other linear layers.
 
 Weights are packed once, in the order in which oneDNN reads them. `F.linear` reorders them in each
-call, which in bf16 takes as long as a matmul with up to 8 rows. In bf16 only matmuls are rounded,
-and not embeddings, residual stream, norms, softmax and output head. 91 of 96 texts of a GPT-2 mini
+call, which in bf16 takes as long as a matmul with up to 8 rows. In bf16 only matmuls are rounded.
+Embeddings, residual stream, norms, softmax and output head are not. 91 of 96 texts of a GPT-2 mini
 and 270 of 288 texts of a T5 mini are the same as in float32. In float32 nothing is rounded. Weights
 are packed if oneDNN is faster than MKL (`hardware/onednn.py`): for a 384 x 1024 weight and 32 rows,
 95 us instead of 312.
@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from toque.hardware.onednn import PackedLinear, has_fast_bf16, onednn_is_faster
 
 _MAX_BYTES: Final = 2 << 30
-"""Bytes of the largest weights that are copied for float32 matmuls."""
+"""Maximum size of weights that are copied for float32 matmuls, in bytes."""
 Packs = MutableMapping[nn.Module, nn.Module]
 """Packed layers by their original layers."""
 
@@ -36,11 +36,11 @@ def with_packed_products(
 ) -> PreTrainedModel:
     """Copy a model with `PackedLinear` in place of every linear layer except the output head.
 
-    The copy shares everything else with the model, also an active adapter. If packing is not faster
-    in float32, return the model itself.
+    The copy shares everything else with the model, including an active adapter. If packing is not
+    faster in float32, return the model itself.
 
     Args:
-        core: The model.
+        core: Model to copy.
         precision: Precision of the matmuls.
         packs: Packed layers of earlier copies, which adapters on one base share. New packed layers
             are added.

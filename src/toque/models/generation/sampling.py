@@ -22,17 +22,17 @@ from toque.keyed_random import mix
 
 _MASK = (1 << 64) - 1
 BLOCK: Final = 64
-"""Consecutive tokens that share a quantization step and an error bound."""
+"""Number of consecutive tokens that share a quantization step and an error bound."""
 WORTHWHILE_STEPS: Final = 32
 """Number of greedy steps after which `Int8Argmax` has saved the time of its quantization."""
 _INT8_MAX: Final = 127
 _ZERO_POINT: Final = 128  # unsigned number for zero
 _BLOCKS_PER_STEP: Final = 64
-"""Blocks that are quantized at a time: about 8 MB of weights."""
+"""Number of blocks that are quantized at a time: about 8 MB of weights."""
 MAX_CANDIDATE_BLOCKS: Final = 1 / 8
-"""Share of blocks with candidates above which the float32 matmul is faster."""
+"""Fraction of blocks with candidates above which the float32 matmul is faster."""
 _ROUNDING: Final = 1.001
-"""Factor of the error bounds, which covers their own rounding in float32."""
+"""Factor on the error bounds, which covers their own rounding in float32."""
 _MIN_TEMPERATURE: Final = 1e-20
 """A lower temperature has the same effect, because this one already selects the larger of any two
 logits. Logits divided by 1e-38 are infinite, and their softmax is NaN."""

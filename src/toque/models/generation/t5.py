@@ -24,7 +24,7 @@ from toque.models.generation.kv_cache import (
 )
 
 _SPARE_BIAS_COLUMNS = 256
-"""Columns that a position bias has in addition, so that few steps compute it again."""
+"""Number of spare columns in a position bias, so that few steps need to compute it again."""
 
 
 class T5Decoding:
@@ -150,7 +150,7 @@ class T5Decoding:
         return bias
 
     def drop(self, row: int) -> None:
-        """Remove a row. The last live row gets its number."""
+        """Remove a row. The last live row takes its index."""
         self.cache.drop(row)
         self.sources.drop(row)
         self._source_windows = []

@@ -58,7 +58,7 @@ _ROTARY: Final = "rope_freqs.weight"
 _LARGEST: Final = {_Type.F32: math.inf, _Type.BF16: torch.finfo(torch.bfloat16).max}
 """Largest value of a type. The other types have the range of float16, in their scales."""
 _UNQUANTISED: Final = (_Type.F32, _Type.F16, _Type.BF16)
-N_TOKENS: Final = 32  # greedy tokens per prompt that are compared
+N_TOKENS: Final = 32  # number of greedy tokens per prompt that are compared
 _UNNAMED: Final = (
     f" A GGUF file can name {MAX_ENDS} end tokens, and this model has {{n}} more. llama.cpp may "
     "continue after them, so use them as stop strings."
@@ -80,8 +80,8 @@ class ExportedGguf:
 
     folder: Path
     file: str
-    prompts: int  # prompts for which the file was compared with the rounded source
-    unchanged: int  # prompts with the same tokens before rounding
+    prompts: int  # number of prompts with which the file was compared with the rounded source
+    unchanged: int  # number of prompts with the same tokens before rounding
     was_adapter: bool
     unnamed_ends: int = 0  # end tokens of the source that the file cannot name
     # Names of weights in float32, because they exceed the range of the type.
@@ -210,7 +210,7 @@ def _round_weights(model: PreTrainedModel, kind: str) -> list[str]:
 
 
 def _erase_weights(model: PreTrainedModel) -> None:
-    """Set all weights to NaN, so that a weight that the file lacks changes the tokens."""
+    """Set all weights to NaN, so that a weight that is missing from the file changes the tokens."""
     for weight in model.parameters():
         weight.detach().fill_(float("nan"))
     if (frequencies := rotary_frequencies(model)) is not None:
@@ -239,8 +239,8 @@ def write_gguf(
     """Write a model on the CPU, without output scale, and its training tokenizer to a file.
 
     Args:
-        model: The model.
-        path: The file.
+        model: Model to write.
+        path: Path of the file.
         name: Name of the model in the file.
         kind: Key of `TYPES`.
         tokenizer_json: The training tokenizer.

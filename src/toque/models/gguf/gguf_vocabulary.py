@@ -84,7 +84,7 @@ class PromptTokens:
     pad: int
     unk: int | None
     newline: int | None  # token for a line break, if it is not in the vocabulary
-    ends_with_eos: bool  # whether a prompt ends with the first end, as for an encoder
+    ends_with_eos: bool  # True if prompts end with the first end, as for an encoder
     template: str | None  # Jinja template that makes a prompt from `messages`
 
 
@@ -303,7 +303,7 @@ def _join_merge(merge: str | list[str]) -> str:
 
 
 def _merge_scores(model: dict[str, Any], rows: int) -> list[float]:
-    """Compute a score per row: minus the number of a piece's first merge, 0 without a merge."""
+    """Compute a score per row: minus the index of a piece's first merge, 0 without a merge."""
     scores = list(itertools.repeat(0.0, rows))
     for rank, merge in reversed(list(enumerate(model["merges"]))):
         piece = _join_merge(merge).replace(" ", "")

@@ -69,11 +69,11 @@ def device_map(
     """Assign blocks to devices in order. Other parts are on the first device.
 
     Args:
-        parts: The parts.
-        memory: Bytes for weights of each device.
+        parts: Parts of the model.
+        memory: Bytes available for weights on each device.
 
     Returns:
-        The device of each part; None if the memory is too small.
+        Device of each part; None if the memory is too small.
     """
     first, *_ = memory
     placed = dict.fromkeys(parts.rest, first)

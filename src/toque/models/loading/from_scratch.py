@@ -76,7 +76,7 @@ def build_model(
         family: Name of the family.
         shape: Arguments of the family's config. Without a dropout, it is 0.1 for T5 and GPT-2, and
             0 for GPT-NeoX and Llama.
-        vocab_size: Rows of the embedding.
+        vocab_size: Number of rows of the embedding.
         pad_id: Id of the padding token.
         eos_id: Id of the token that ends a text.
         bos_id: Id of the token that begins a text, if there is one.

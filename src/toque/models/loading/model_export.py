@@ -70,11 +70,11 @@ def save_model(
     A model in `folder` is replaced. Files that Toque does not write remain.
 
     A T5 without scaled outputs (v1.1, FLAN) gets `tie_word_embeddings: false` and a head in the
-    file, even if the head equals the embedding, because every version of transformers derives the
+    file, even if the head equals the embedding, because all transformers versions derive the
     scaling from that flag.
 
     Args:
-        model: The model.
+        model: Model to write.
         codec_folder: Source of the tokenizer files.
         folder: Destination.
         card: Text of README.md.
@@ -220,12 +220,12 @@ def _generation_config(
 
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of a logit, as a share of the largest logit.
+"""Largest allowed difference of a logit, as a fraction of the largest logit.
 
 Merging changes the order of float32 sums, which changes logits by about 1e-6.
 """
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-_SAMPLE_SHAPE: Final = (4, 32)  # rows and tokens of the compared forward
+_SAMPLE_SHAPE: Final = (4, 32)  # number of rows and tokens in the compared forward pass
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,8 @@ class Exported:
 
     folder: Path
     difference: float
-    """Largest change of a logit by merging, rounding and saving, as a share of the largest."""
+    """Largest change of a logit by merging, rounding and saving, relative to the largest logit.
+    """
     was_adapter: bool
     template: str = ""  # remark about the chat template, if any
 

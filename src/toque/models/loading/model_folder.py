@@ -62,7 +62,7 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
     """Check the entries of a config.json, and the number of weights in the files if it is given.
 
     Raises:
-        CheckpointError: A size or share is impossible, or the files have too few weights.
+        CheckpointError: A size or probability is impossible, or the files have too few weights.
     """
     if raw.get("quantization_config") is not None:
         raise CheckpointError(
@@ -228,14 +228,14 @@ class StoredWeights:
     def name_of(self, parameter: str, prefix: str) -> str | None:
         """Return a parameter's name in the files, with or without the base model's prefix.
 
-        None if the files do not have the parameter.
+        Return None if the parameter is not in the files.
         """
         bare = parameter.removeprefix(f"{prefix}.")
         names = (parameter, bare, f"{prefix}.{parameter}")
         return next((name for name in names if name in self.files), None)
 
     def float32(self, name: str) -> Tensor:
-        """Read a tensor to new float32 memory. Raise a CheckpointError if its file is damaged."""
+        """Read a tensor and copy it to float32. Raise a CheckpointError if its file is damaged."""
         import torch  # only here, because errors in a config.json do not need it
 
         with open_weights(self.files[name]) as tensors:

@@ -74,7 +74,7 @@ from toque.models.lora.frozen import (
 from toque.models.lora.layers import ADAPTER
 from toque.models.lora.quantised import Outlined, form_named
 
-# Share of free memory for weights. The KV cache and activations need the rest.
+# Fraction of free memory for weights. The KV cache and activations need the rest.
 SHARE: Final = 0.8
 CPU: Final = torch.device("cpu")
 # Maximum size of a grown embedding, and of a trained tokenizer.
@@ -347,7 +347,7 @@ def _read_parameters(
 
 
 def matrix_of(checked: CheckedFolder, model: PreTrainedModel, parameter: str) -> Tensor:
-    """Read a matrix that the frame lacks, in float32, by the name of its parameter."""
+    """Read a matrix that is not in the frame, in float32, by the name of its parameter."""
     name = checked.stored.name_of(parameter, model.base_model_prefix)
     assert name is not None  # `load_frame` checks the names
     return checked.stored.float32(name)
@@ -494,7 +494,7 @@ def load_with_adapters(
     Args:
         adapters: Folders of the adapters by name.
         formats: Formats of the base. The first one that fits in the free memory is used.
-        device: The device.
+        device: Device for the model.
         base: Folder or hub name of the base; by default the base in the first adapter's config.
         merge: Merge the adapter if the format is float32.
         read_whole: Read all matrices in float32 first. This is always done for DoRA.

@@ -47,9 +47,9 @@ WRITTEN: Final = (
 RECIPE_RUN_TOKENS: Final = 12
 """Length in tokens of the shortest run that a recipe may not repeat. Greedy decoding may never end.
 Without this rule, 19 of 122 recipes of SmolLM2 did not end (after an hour of training on
-one magazine). The rule raised their score from .848 to .926 (16 tokens: .914, 24: .884), and the
-scores of two models from scratch from .762 to .806 and from .954 to .969. Of 2,400 recipes by
-people, 11 % repeat a run of 12 tokens, and 35 % a run of 8."""
+one magazine). The rule raised their score from .848 to .926 (.914 with 16 tokens, .884 with
+24), and the scores of two models from scratch from .762 to .806 and from .954 to .969. Of 2,400
+recipes by people, 11 % repeat a run of 12 tokens, and 35 % a run of 8."""
 _MAX_BYTES: Final = 1 << 20
 # The syntax of `toque.sources.documents.template_parts`, which this module may not import.
 _TEMPLATE: Final = re.compile(r"(?:[^{}]|\{\{|\}\}|\{[^{}:!]+:?\})*")
@@ -75,7 +75,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
     form: Form
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
-    """Length of the longest text in training, in tokens."""
+    """Length of the longest training text, in tokens."""
     tasks: list[str] = []  # recipe tasks in training, see the setting `data.tasks`
     own_tasks: list[OwnTask] = []
     tokenizer_json_sha256: str = ""

@@ -29,9 +29,9 @@ from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.engine import evaluating
 from toque.models.lora.frozen import PLAIN, computing, format_of
 
-_LENGTHS: Final = (7, 5)  # tokens of the two texts
+_LENGTHS: Final = (7, 5)  # numbers of tokens in the two texts
 _WINDOW: Final = 3
-# Largest difference, as a share of the largest logit.
+# Largest difference, as a fraction of the largest logit.
 _FLOAT32_TOLERANCE: Final = 1e-3
 _LOW_PRECISION_TOLERANCE: Final = 2e-2
 
@@ -153,7 +153,7 @@ def _decoding_error(
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference as a share of the largest value of `theirs`."""
+    """Return the largest difference as a fraction of the largest value of `theirs`."""
     largest = theirs.abs().max().clamp_min(1e-30)  # not zero
     return float((ours - theirs).abs().max() / largest)
 

@@ -26,7 +26,7 @@ from toque.user_paths import named_path
 class SpecialTokens(Protocol):
     """Properties of a tokenizer that a model needs."""
 
-    vocab_size: int  # rows of the embedding
+    vocab_size: int  # number of rows of the embedding
     pad_id: int
     eos_id: int
     bos_id: int | None

@@ -126,7 +126,7 @@ def read_frozen(
         read: Returns a matrix of the base in float32, by its parameter's name.
         dtype: Precision of matmuls.
         form: Form of quantised matrices; None for matrices in `dtype`.
-        device: The device.
+        device: Destination of the tensors.
 
     Returns:
         The hash of the base, as in `base_sha256`.

@@ -160,8 +160,8 @@ def _token_tables(
     """
     inputs = model.get_input_embeddings()
     is_tied = model.get_submodule("lm_head").weight is embedding(model)
-    # In a T5 with an untied head, encoder and decoder each have the table. peft would train two
-    # sets of rows, which cannot be merged.
+    # In a T5 with an untied head, the encoder and the decoder have their own copies of the
+    # embedding table. peft would train two sets of rows, which cannot be merged.
     if not tokens or (family_of(model.config).name == "t5" and not is_tied):
         return None
     path = next(path for path, module in model.named_modules() if module is inputs)

@@ -24,8 +24,8 @@ from torch.nn import functional
 from toque.errors import needing
 
 FormName = Literal["int8", "nf4"]
-BLOCK: Final = 64  # weights in nf4 that share a scale
-NESTED: Final = 256  # scales in nf4 that share a scale
+BLOCK: Final = 64  # number of weights in nf4 that share a scale
+NESTED: Final = 256  # number of scales in nf4 that share a scale
 _INT8_STEPS: Final = 127
 
 
@@ -166,7 +166,7 @@ class QuantisedLinear(nn.Module):
         return {"codes": codes, "constants": sum(sizes.values())}
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as nn.Linear calls it
-        """Compute [..., I] to [..., O] in autocast's precision, or in the input's precision."""
+        """Map [..., I] to [..., O] in autocast's precision, or in the input's precision."""
         device_type = input.device.type
         dtype = input.dtype
         if torch.is_autocast_enabled(device_type):

@@ -46,7 +46,7 @@ _UNFIT: Final = (
     OverflowError,
     RuntimeError,
 )
-"""Errors of `load_state_dict` for a state in another format."""
+"""Errors that `load_state_dict` raises for a state in another format."""
 _REPLACE: Final = (
     "Replace it with a good copy, or move it away to continue from the previous "
     "checkpoint."

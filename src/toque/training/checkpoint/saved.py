@@ -41,7 +41,7 @@ has a checkpoint in each format, which must always load and give the same loss."
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.json"
 MAX_SMALL_FILE_BYTES: Final = 1 << 24
-"""Maximum size of a manifest, or of another small file of a run."""
+"""Maximum size of a manifest, or of another small file of a run, in bytes."""
 STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
 
 
@@ -197,7 +197,7 @@ class Checkpoint:
     path: Path
     manifest: Manifest
     skipped: tuple[tuple[str, str], ...] = ()
-    """Name of each newer checkpoint that cannot be used, with the reason."""
+    """Newer checkpoints that cannot be used: name -> reason."""
 
     @property
     def step(self) -> int:

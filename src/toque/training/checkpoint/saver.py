@@ -55,12 +55,12 @@ _NICENESS: Final = 10
 _POLL_SECONDS: Final = 1.0
 """Seconds between two checks of an unfinished save. Each check is a collective of all ranks."""
 SHARE_OF_MEMORY: Final = 0.5
-"""Maximum share of the free memory for a snapshot, or for the tensors that rank 0 gathers."""
+"""Maximum fraction of the free memory for a snapshot, or for the tensors that rank 0 gathers."""
 
 CheckpointLayout = Literal["whole", "sharded"]
 Tensors = Mapping[str, NamedTensors]
 _Part = tuple[FileEntry | str, Mapping[str, CutTensor]]
-"""A rank's shard, or the reason why it was not written, and the positions of the shard's slices."""
+"""A rank's shard or the reason why it was not written, and the positions of the shard's slices."""
 
 
 def choose_layout(

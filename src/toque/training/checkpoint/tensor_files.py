@@ -52,11 +52,11 @@ class CutTensor(msgspec.Struct, frozen=True):
     """Shape and type of a tensor that is stored in slices, and the positions of the slices."""
 
     dtype: str
-    """Torch's name of the type, e.g. float32."""
+    """torch's name for the type, e.g. float32."""
     shape: tuple[Count, ...]
     """Shape of the whole tensor."""
     dim: Count
-    """Dimension that is divided. 0 for a tensor in one slice."""
+    """Dimension along which the tensor is divided. 0 for a tensor in one slice."""
     slices: tuple[tuple[Count, Count, Count], ...]
     """(file number, start, stop) along `dim`. The slices are adjacent and cover the tensor."""
 

@@ -1,7 +1,7 @@
 """Upload of checkpoints to a bucket, in the background during training.
 
 A waiting checkpoint is hard-linked into `outbox/`, because retention may delete the original. While
-the service is down, the best models and only the newest checkpoints wait. Dropped checkpoints are
+the service is down, all best models wait, but only the newest checkpoints. Dropped checkpoints are
 counted. The manifest is uploaded last, after the verified content, so a killed upload leaves no
 incomplete checkpoint.
 """
@@ -80,7 +80,7 @@ class Uploads:
         self._closing = False
         self._done: set[str] = set()
         self._reported: set[str] = set()
-        """Names of files that are not uploaded, as reported in a message."""
+        """Names of files that are not uploaded and have been reported."""
         self._guard = threading.Lock()
         self._thread = threading.Thread(
             target=self._work, name="toque-upload", daemon=True

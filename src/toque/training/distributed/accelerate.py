@@ -1,7 +1,7 @@
 """Checks of a launch by Hugging Face Accelerate: missing processes and unsupported settings.
 
 Accelerate's launcher sets environment variables (accelerate/utils/launch.py). On a CPU it starts a
-single process, whatever number is requested, unless MPI starts the processes.
+single process, regardless of the requested number, unless MPI starts the processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SETTINGS: Final = {
     "ACCELERATE_USE_DEEPSPEED": "train.strategy=fsdp divides the weights, as ZeRO does",
     "ACCELERATE_USE_MEGATRON_LM": "train.strategy=fsdp divides the weights",
 }
-"""Advice about the equivalent setting in Toque, by variable."""
+"""Advice about the equivalent Toque setting, by variable."""
 _OFF: Final = ("", "no", "none", "false", "0")
 """Values that turn a setting off, in lower case."""
 _ONE_STEP: Final = ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")

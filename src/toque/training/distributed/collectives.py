@@ -37,7 +37,7 @@ _BACKEND_WORDS: Final = ("gloo", "nccl", "connection", "process group", "pair cl
 """Words that identify an error of the backend during the backward pass. gloo reports "pair closure"
 for an all-reduce that is waiting when another one times out."""
 _ANSWER_SECONDS: Final = 3.0
-"""Seconds for the other ranks to record that they wait."""
+"""Seconds in which the other ranks must record that they are waiting."""
 _LEAVE_SECONDS: Final = 60.0
 """Maximum time for which rank 0 waits for the other ranks at the end of a run."""
 _RESTART_ADVICE: Final = (
@@ -162,7 +162,7 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Number of this rank on its machine, and of its CUDA device."""
+    """Index of this rank on its machine, and of its CUDA device."""
     failures: RankFailures | None = None
 
     @property
@@ -237,10 +237,10 @@ class Ranks:
         """Check that all ranks have the same step, data position and weights.
 
         Args:
-            when: The point of the run, for the message, e.g. "before a save".
-            sharing: The model.
-            progress: The progress of this rank.
-            cursor: The data position of this rank.
+            when: Point in the run, for the message, e.g. "before a save".
+            sharing: Model on which the ranks work together.
+            progress: Progress of this rank.
+            cursor: Data position of this rank.
 
         Raises:
             CheckpointError: The ranks differ.

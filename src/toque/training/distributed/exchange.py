@@ -17,7 +17,7 @@ from torch import nn
 from toque.models.forward.blocks import blocks
 
 _BACKWARD_SHARE: Final = 2 / 3
-"""The backward pass's share of an update's matmuls."""
+"""Fraction of an update's matmuls that are in the backward pass."""
 _BIAS: Final = "relative_attention_bias"
 
 
@@ -42,9 +42,9 @@ class GatheredGroup(NamedTuple):
     """Bytes of a module that FSDP shards separately, summed over the ranks, with padding."""
 
     stored: int
-    """Bytes of the weights in the type of the parameters."""
+    """Bytes of the weights in the parameters' dtype."""
     gathered: int
-    """Bytes of the weights in the gathered type: for a block, the type of its matmuls."""
+    """Bytes of the weights in the gathered dtype: for a block, the dtype of its matmuls."""
     gradients: int
     """Bytes of the float32 gradients."""
 
@@ -72,7 +72,7 @@ def groups_of(model: nn.Module, ranks: int, dtype: torch.dtype) -> list[Gathered
 
 
 def _padded_size(parameter: nn.Parameter, ranks: int) -> int:
-    """Count the numbers of a parameter after its first dimension is padded for the ranks."""
+    """Count a parameter's elements after its first dimension is padded for the ranks."""
     length = len(parameter)
     padded_length = -(-length // ranks) * ranks  # the next multiple of the ranks
     return padded_length * (parameter.numel() // length)
@@ -87,11 +87,11 @@ class Exchange:
     micro_batches: int
     """Number of micro-batches per rank."""
     gathered: int
-    """Bytes in all-gathers."""
+    """Bytes in all-gathers per update."""
     scattered: int
-    """Bytes in reduce-scatters."""
+    """Bytes in reduce-scatters per update."""
     reduced: int
-    """Bytes in all-reduces."""
+    """Bytes in all-reduces per update."""
 
     @property
     def sent(self) -> float:

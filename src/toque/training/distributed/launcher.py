@@ -24,7 +24,7 @@ from toque.hardware.processor import usable_cores
 from toque.training.signal_handlers import handling_signals
 
 LAUNCHER_VARIABLE: Final = "TOQUE_LAUNCHER"
-"""Environment variable of a rank: process id of its launcher."""
+"""Environment variable with the process id of a rank's launcher."""
 _REGULAR_CODES: Final = {0, Interrupted.exit_code}
 """Exit codes of a rank that did not fail. The other ranks end soon with the same code."""
 _NO_RETRY_CODES: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
@@ -40,7 +40,7 @@ def launch(
     """Start the ranks, wait for them, and restart all of them if one is lost.
 
     Args:
-        command: The command of every rank.
+        command: Command that every rank runs.
         gpus: Number of ranks.
         restarts: Maximum number of restarts.
         say: Function that prints a message.
@@ -130,7 +130,8 @@ class LaunchedRanks:
         self._count = count
         self._processes: list[subprocess.Popen[bytes]] = []
         self._codes: dict[int, int] = {}
-        """Exit codes by rank, in the order in which the ranks ended. Negative for a signal."""
+        """Exit codes by rank, in the order in which the ranks ended. Negative after a signal.
+        """
         self._killed_late: set[int] = set()
         """Ranks that the launcher killed after the grace period."""
         self._signal: signal.Signals | None = None

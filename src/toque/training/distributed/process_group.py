@@ -33,7 +33,8 @@ _START_COMMAND: Final = f"toque train CONFIG {argument('gpus=2')}"
 HEARTBEAT_SECONDS = 10.0
 """Seconds between two messages of rank 0 while it works alone."""
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
-"""Environment variable: seconds for which ranks wait for each other before the run fails."""
+"""Environment variable with the seconds that ranks wait for each other before the run fails.
+"""
 _TIMEOUT_SECONDS: Final = 1800
 """Default of the timeout. A rank may need this long to evaluate, generate texts and save."""
 _CLOSED_GROUPS: Final[list[ProcessGroup]] = []

@@ -24,7 +24,8 @@ from toque.units import Duration, Progress
 _BLOCK: Final = re.compile(
     r"(?:^|\.)(?:(encoder|decoder)\.)?(?:block|blocks|h|layer|layers)\.([0-9]+)\."
 )
-"""Name of a block's parameter: encoder.block.3. in T5, h.3. in GPT-2, layers.3. in Llama."""
+"""Names of a block's parameters: encoder.block.3. in T5, h.3. in GPT-2, layers.3. in Llama.
+"""
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head)\.")
 _EMBEDDING: Final = re.compile(
     r"(?:^|\.)(?:shared|wte|wpe|embed|embed_in|embed_tokens|embeddings?|position_embeddings)\."
@@ -42,7 +43,8 @@ class Gradients(Callback):
     model: nn.Module
     phases: Phases
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
-    """Function that sums over ranks. If weights are sharded, every rank must call it."""
+    """Function that sums over all ranks. If weights are sharded, every rank must call it.
+    """
     _is_due: bool = False
     _norms: Tensor | None = None
 
@@ -90,7 +92,7 @@ class Gradients(Callback):
             math.fsum(norms[i] ** 2 for i in positions)
             for positions in self._groups.values()
         ]
-        totals = self.total(squares)  # every rank calls it, also without a record
+        totals = self.total(squares)  # every rank calls it, even without a record
         if self.record is not None:
             groups = {
                 group: {"grad_norm": math.sqrt(total)}

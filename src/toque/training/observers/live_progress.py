@@ -298,9 +298,9 @@ class Summary(Callback):
     micro_batch_rows: int
     ranks: int = 1
     alone_seconds: float | None = None
-    """Seconds of one rank's part of an update, measured before the first update."""
+    """Seconds for one rank's part of an update, measured before the first update."""
     flops_per_token: float | None = None
-    """FLOPs of the forward and backward passes, or None if they are unknown."""
+    """FLOPs per token of the forward and backward passes, or None if they are unknown."""
     peak: Peak | None = None
     """Peak FLOP/s of all ranks together, or None if it is unknown."""
     uploads: Callable[[], str] | None = None

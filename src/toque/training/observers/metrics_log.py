@@ -73,7 +73,7 @@ class StepWindow:
     n_tokens: int = 0
     n_computed: int = 0
     seconds: float = 0.0
-    # Wall seconds by `phases.Part`.
+    # Wall seconds of each `phases.Part`.
     parts: dict[str, float] = field(default_factory=dict)
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0
@@ -99,7 +99,7 @@ class StepWindow:
 
     @property
     def pad_fraction(self) -> float:
-        """Padding as a share of the computed tokens."""
+        """Fraction of the computed tokens that is padding."""
         return 1.0 - self.n_tokens / self.n_computed if self.n_computed else 0.0
 
     @property
@@ -117,12 +117,12 @@ class StepWindow:
 
     @property
     def data_wait_seconds(self) -> float:
-        """Seconds of waiting for batches."""
+        """Seconds spent waiting for batches."""
         return self.parts.get("data_wait", 0.0)
 
     @property
     def waiting_share(self) -> float:
-        """Waiting for data as a share of the time."""
+        """Fraction of the time spent waiting for data."""
         return self.data_wait_seconds / self.seconds if self.seconds > 0 else 0.0
 
     def utilisation(
@@ -188,15 +188,15 @@ class MetricsLog(Callback):
     path: Path
     log_every: Duration  # time between step events; the first update always has one
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the start event."""
+    """Additional fields of the start event."""
     flops_per_token: float | None = None
-    """FLOPs of the forward and backward passes, or None to record no utilisation."""
+    """FLOPs per token of the forward and backward passes, or None to record no utilisation."""
     peak: Peak | None = None
     evaluated: Callable[[], Mapping[str, Any]] = dict
     """Function that returns the fields `seconds` and `texts` of the newest evaluation."""
     copies: Sequence[RecordSink] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Device of the run. On a GPU, step events have the session's peak of allocated bytes."""
+    """Device of the run. On a GPU, step events contain the session's peak of allocated bytes."""
     dropped_records: int = 0
     _window: StepWindow = field(default_factory=StepWindow)
     # Scalar loss of each update in the window.

@@ -36,7 +36,7 @@ from toque.units import Progress
 
 FOLDER: Final = "trace"  # folder of the traces in the run folder
 _TABLE_ROWS: Final = 25
-_STACK_DEPTH: Final = 6  # Python frames per call stack in the table
+_STACK_DEPTH: Final = 6  # maximum number of Python frames per call stack in the table
 _EXECUTED: Final[list[object]] = []
 """Code objects that Python executed while call stacks were traced. It is empty at other times.
 
@@ -153,7 +153,7 @@ class Profiler(Callback):
         except Exception as error:  # noqa: BLE001 - torch and the disk may raise anything
             self._error = error
         self._steps = []
-        # Otherwise torch warns that the next trace lacks these events.
+        # Otherwise torch warns that these events are missing from the next trace.
         trace.profiler = None
 
     def _write_files(self, trace: profile, steps: Sequence[int]) -> None:

@@ -40,7 +40,7 @@ _RATES: Final = (
     "network_sent_bytes_per_second",
 )
 _THROTTLED_UNITS: Final = {"throttled_usec": 1e6, "throttled_time": 1e9}
-"""Units per second of the counters of cgroups v2 and v1."""
+"""Units per second in the throttling counters of cgroups v2 and v1."""
 _PATIENCE_SECONDS: Final = 5.0
 """Maximum wait for the last reading, which hangs if a driver is broken."""
 _MIN_SECONDS: Final = 0.2
@@ -56,7 +56,7 @@ _THROTTLE_REASONS: Final = {
 _NVML_TEMPERATURE_GPU: Final = 0
 
 _Schedule = tuple[float, float]
-"""Seconds that a thread ran, and that it waited for a core."""
+"""Seconds for which a thread ran, and for which it waited for a core."""
 _NEW_THREAD: Final = (0.0, 0.0)
 
 
@@ -130,7 +130,7 @@ class Host:
 
 
 def _thread_delays(before: _Counters, now: _Counters) -> dict[str, float]:
-    """Return the longest wait for a core, and the time that the main thread slept."""
+    """Return the longest wait for a core, and the time for which the main thread slept."""
     if not before.schedules or not now.schedules:
         return {}
     waits = []
@@ -169,7 +169,7 @@ def _read_schedules() -> dict[str, _Schedule]:
 
 
 def _read_totals() -> dict[str, float]:
-    """Return the totals since the system started. Totals that the system lacks are left out."""
+    """Return the totals since the system started. Totals that are not available are omitted."""
     totals: dict[str, float] = {
         "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     }

@@ -100,7 +100,7 @@ class _Wandb:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        # W&B's own `step=` must not decrease, but a continued run returns to its checkpoint's step.
+        # W&B's `step=` must not decrease, but a continued run returns to its checkpoint's step.
         self._run.log({**values, "step": step})
 
     def log_texts(self, step: int, rows: Sequence[Row]) -> None:

@@ -1,6 +1,7 @@
 """Feeds of experiment trackers: a run's metrics, generated texts, settings and report.
 
-Each feed has its own thread. It copies records of the run folder and counts the records it loses.
+Each feed has its own thread. It copies records from the run folder, and counts the records that it
+loses.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def tracker_values(
     """Return the numbers in a record of metrics.jsonl by the names that other trainers use.
 
     Args:
-        record: The record. Some events have no numbers.
+        record: Record of an event. Some events have no numbers.
         stages: The curriculum's stages, with `min_quality` and `max_difficulty`.
         recipe_scores: The names of the scores of recipes.
 
@@ -148,12 +149,12 @@ class TrackerFeed(Callback):
     warns of lost records. `finish` ends it.
 
     Args:
-        name: The tracker's name.
+        name: Name of the tracker.
         open_tracker: Function that connects the tracker. It may be slow, so the background thread
             calls it.
         warn: Function that shows a warning.
         values: Function that returns a record's numbers by their names in trackers.
-        samples: The file of generated texts.
+        samples: Path of the file with the generated texts.
     """
 
     def __init__(

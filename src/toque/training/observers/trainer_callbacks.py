@@ -1,4 +1,4 @@
-"""Bridge from a Toque run to callbacks of transformers' Trainer.
+"""Bridge from a Toque run to callbacks for transformers' Trainer.
 
 The callback receives transformers' `TrainerState`, and losses have Trainer's names. Its arguments
 are a plain namespace with the most common fields of `TrainingArguments`. A callback that reads
@@ -37,7 +37,7 @@ _EVENTS_WITHOUT_REQUESTS: Final = {
     "on_epoch_begin",
     "on_step_begin",
 }
-"""Events after which requests stay set, until an event that handles them."""
+"""Events after which requests stay set until another event handles them."""
 _UNSUPPORTED_EVENTS: Final = {
     name
     for name in vars(TrainerCallback)
@@ -73,7 +73,7 @@ def _refuse_unsupported_events(callback_class: type[TrainerCallback]) -> None:
 
 
 class TrainerCallbackBridge:
-    """Callback for observe.callbacks that forwards a run's events to a callback of Trainer."""
+    """Callback for observe.callbacks that forwards a run's events to a Trainer callback."""
 
     def __init__(self, watcher: TrainerCallback, config: RunConfig, goal: Goal) -> None:
         _refuse_unsupported_events(type(watcher))

@@ -54,7 +54,7 @@ METHODS: Final = (
 REQUESTS: Final = ("stop", "save", "evaluate")
 """Requests that a method may return, as one string or a list."""
 MAX_LOSS_GAP: Final = 0.3
-"""Share of the training loss by which the held-out loss may exceed it without a warning."""
+"""Fraction by which the held-out loss may exceed the training loss without a warning."""
 
 
 @dataclass(frozen=True)
@@ -257,12 +257,12 @@ class Watchers:
         """Build the watchers for the section `observe`.
 
         Args:
-            observe: The section.
+            observe: Settings of the section `observe`.
             foreign: Code that the configuration names and that is not trusted.
             user_objects: Callbacks in addition to observe.callbacks.
-            run: The run folder.
-            settings: The entire configuration, for trackers.
-            scores: The names of the recipe scores.
+            run: Run folder.
+            settings: Entire configuration, for trackers.
+            scores: Names of the recipe scores.
             bridge: Function that adapts other kinds of callbacks to these methods.
 
         Raises:
@@ -451,7 +451,7 @@ class StoreWatch(Callback):
     store: TokenStore
 
     def on_before_evaluate(self, at: Progress) -> None:
-        """Check the store, also before a save.
+        """Check the store before each evaluation and each save.
 
         Raises:
             DataError: The store was replaced or removed.

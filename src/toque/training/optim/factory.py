@@ -35,9 +35,12 @@ _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
 """Lower bounds for the RMS of gradients and weights. A large model's gradients are below torch's
 default bound, 1e-7. The square of 1e-18 is still a normal float32."""
 _PROBE_SIZES: Final = (11, 13, 17, 19)
-"""Sizes of a probe parameter's dimensions. They differ, to recognise them in the state's shapes."""
+"""Sizes of a probe parameter's dimensions, all different to identify them in the state's shapes.
+"""
 _TRIAL_UPDATES: Final = 120
-"""Updates before and after a trial restart. Some optimizers act only every hundredth update."""
+"""Number of updates before and after a trial restart. Some optimizers act only every hundredth
+update.
+"""
 _TRIAL_PARTS: Final = (
     range(_TRIAL_UPDATES, _TRIAL_UPDATES + 1),
     range(_TRIAL_UPDATES + 1, 2 * _TRIAL_UPDATES),
@@ -45,7 +48,7 @@ _TRIAL_PARTS: Final = (
 """Updates after a trial restart. The states are compared after each part. The first part is a
 single update, because after many updates a lost history of gradients is complete again."""
 _MIN_8_BIT_WEIGHTS: Final = 4096
-"""Size of the smallest tensor with 8-bit averages in bitsandbytes, in weights."""
+"""Minimum number of weights in a tensor for 8-bit averages in bitsandbytes."""
 _WEIGHTS_PER_BLOCK: Final = 256
 """Number of weights that share a scale in bitsandbytes."""
 _NEVER_NEGATIVE: Final = frozenset(
@@ -190,7 +193,7 @@ def _find_restart_problem(build: _Build) -> str | None:
     Errors before the restart are raised. The caller must restore the CPU's random numbers.
     """
     torch.default_generator.manual_seed(0)
-    # Twice the size from which bitsandbytes averages in 8 bits.
+    # Twice the size from which bitsandbytes stores averages in 8 bits.
     model = nn.Linear(64, _MIN_8_BIT_WEIGHTS // 32)
     optimizer = _build_for_trial(build, model)
     _train_with_noise(model, optimizer, range(_TRIAL_UPDATES))
@@ -391,11 +394,11 @@ def load_optimizer_tensors(
     """Load the state that `optimizer_tensors` returned.
 
     Args:
-        optimizer: The optimizer, with any state.
-        model: The model of the optimizer's parameters.
-        tensors: The state by parameter name and entry.
+        optimizer: Optimizer, with any state.
+        model: Model with the optimizer's parameters.
+        tensors: State by parameter name and entry.
         where: The checkpoint, for messages.
-        steps: The number of updates so far, if known. A larger count in the state is an error.
+        steps: Number of updates so far, if known. A larger count in the state is an error.
 
     Raises:
         CheckpointError: The state belongs to another model or optimizer, or its values are
@@ -447,7 +450,7 @@ def _list_differences(
     *,
     steps: int | None,
 ) -> list[str]:
-    """Describe how `tensors` differ from the `expected` state after at most `steps` updates."""
+    """Describe how `tensors` differ from the state `expected` after at most `steps` updates."""
     unknown = tensors.keys() - expected.keys()
     differences = [f"{key} is unknown to the optimizer" for key in unknown]
     for key in expected.keys() - tensors.keys():
@@ -467,7 +470,7 @@ def _list_differences(
 
 
 def _find_impossible_value(entry: str, value: Tensor, steps: int | None) -> str | None:
-    """Describe why no run of `steps` updates has this value of a state entry, if so."""
+    """Describe why no run of `steps` updates can have this value of a state entry, if so."""
     if entry == "step":
         max_steps = math.inf if steps is None else steps
         count = float(value)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 Facts = dict[str, Any]
-"""Numbers, strings and tensors by path, e.g. "schedule.steps" or "param_groups[0]['k']"."""
+"""Numbers, strings and tensors of a state, by path, e.g. "schedule.steps" or
+"param_groups[0]['k']".
+"""
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _SAVED: Final = ("state", "param_groups", "defaults")
 GENERATORS: Final[Mapping[str, Callable[[], Any]]] = {

@@ -93,7 +93,7 @@ def adamw_8bit(matrices: Groups, **arguments: Any) -> torch.optim.Optimizer:
     with needing("quant", "optim.name=adamw8bit", otherwise=otherwise):
         from bitsandbytes import optim
     untyped: Any = optim
-    # The constructor computes tables of 8-bit codes, also for a fake model.
+    # The constructor computes tables of 8-bit codes, even for a fake model.
     with unset_fake_temporarily():
         optimizer: torch.optim.Optimizer = untyped.AdamW8bit(
             matrices, lr=0.0, **arguments
@@ -119,7 +119,7 @@ class WithAdamW(torch.optim.Optimizer):
         self.inner.state = self.adamw.state = self.state
 
     def part_for(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
-        """Return the one of the two optimizers that updates `parameter`."""
+        """Return the optimizer that updates `parameter`."""
         for group in self.inner.param_groups:
             if any(parameter is p for p in group["params"]):
                 return self.inner

@@ -54,7 +54,7 @@ class Diagnosis:
         }
 
     def __str__(self) -> str:
-        """Return a table of shares, and advice."""
+        """Return a table of the shares of time, and advice."""
         verdict = self.verdict
         rows = [
             (share.name, f"{share.seconds:,.1f} s", f"{share.share:.1%}")

@@ -102,7 +102,7 @@ def drill(
     Args:
         run: The run to copy.
         kills: Number of kills with SIGKILL at random moments.
-        steps: Updates of each copy.
+        steps: Number of updates per copy.
         seed: Seed of the random moments and bits.
         trust_code: Import the optimizer and the metrics of tasks that the run's config.yaml names.
         reporter: Receives each fault before it begins.

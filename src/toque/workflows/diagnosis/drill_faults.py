@@ -40,7 +40,7 @@ class Outcome:
 
     fault: str
     done: str
-    """Action of the test that caused the fault."""
+    """Action by which the test caused the fault."""
     expected: str
     happened: str
     verdict: Literal["ok", "FAILED"]
@@ -84,7 +84,7 @@ class FaultTests:
 
     @property
     def _save_every(self) -> int:
-        """Steps between two saves."""
+        """Number of steps between two saves."""
         return self.steps // SAVES
 
     @property

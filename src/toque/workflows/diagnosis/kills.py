@@ -28,7 +28,7 @@ class Kills:
     finished: int = 0
     """Number of runs that reached their end."""
     problems: list[str] = field(default_factory=list)
-    """Differences from the expected results, and sessions that failed."""
+    """Differences from the expected results, and failed sessions."""
 
 
 def kill_and_continue(
@@ -54,8 +54,8 @@ def kill_and_continue(
         new_folder: Returns the folder of a new run by its number.
         expected: Results of an undisturbed run.
         kills: Number of kills.
-        span: Seconds of an undisturbed session.
-        training: Seconds of an undisturbed session after its first event, or 0.
+        span: Duration of an undisturbed session in seconds.
+        training: Duration of an undisturbed session after its first event in seconds, or 0.
         chance: Source of the random moments.
         facts: Returns the results of a run.
         after_kill: Receives the folder and the number of kills so far.
@@ -97,7 +97,7 @@ def _has_logged(run: Path, began: float) -> bool:
 
 
 def _activity(run: Path, began: float) -> str:
-    """Return what a session that began at a time was doing when it was killed."""
+    """Describe the activity of a session at its kill. The session began at the time `began`."""
     if not _has_logged(run, began):
         return "starting"
     if any(path.stat().st_mtime >= began for path in run.glob("*/temp-*")):

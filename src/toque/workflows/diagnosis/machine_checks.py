@@ -47,7 +47,7 @@ _SHARED_MEMORY: Final = 64 << 20
 _FILES: Final = 1024
 _NOT_FOR_USERS: Final = ("bench", "dev")
 _TIMEOUT_SECONDS: Final = 15.0
-"""Longest time of a test in child processes."""
+"""Maximum time for a test in child processes."""
 _DISK_BYTES: Final = 128 << 20
 _PIECE: Final = 8 << 20
 _SLOW_DISK: Final = 30e6
@@ -84,7 +84,7 @@ class MachineCheck:
     found: str
     """Observed value."""
     todo: str = ""
-    """Advice, unless all is well."""
+    """Advice, or "" if the check has passed."""
 
 
 @dataclass(frozen=True)

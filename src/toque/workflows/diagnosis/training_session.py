@@ -1,7 +1,7 @@
 """Training session in a forked process, which a test can stop or kill.
 
-The parent must have computed nothing with torch, because a child lacks the threads of a process
-that has computed.
+The parent must not have computed anything with torch, because a forked child does not inherit the
+threads that torch then has.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class UpdateWay(NamedTuple):
     seconds: float = 0.0
     found: UpdateDifference | None = None
     reason: str = ""
-    """Reason for skipping it."""
+    """Reason why the way of computing is skipped."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class UpdateDifference(NamedTuple):
     norm: float
     """Relative difference of the gradient's norm."""
     element: float
-    """Largest difference of a gradient's element, divided by the reference's largest element."""
+    """Largest difference of a gradient element, divided by the reference's largest element."""
     where: str
     """Parameter with the largest difference."""
 
@@ -265,7 +265,7 @@ def training_update(
     runtime: Runtime,
     smoothing: float,
 ) -> LossAndGradient:
-    """Compute an update, or one rank's share of it, with `Trainer.step` at a rate of 0."""
+    """Compute an update, or one rank's part of it, with `Trainer.step` at a learning rate of 0."""
     gradient: Gradient = {}
 
     def copy_gradient(*_: object) -> None:
@@ -351,7 +351,7 @@ class _UpdateWays:
     rows: np.ndarray
     reference: LossAndGradient
     dropout: list[tuple[nn.Module, str, float]]
-    """Layers with the attribute and value of their dropout, which is off."""
+    """Layers with dropout turned off, and the name and value of their dropout attribute."""
 
     def compare_all(self) -> Iterator[UpdateWay]:
         """Compute and compare each way."""
@@ -366,7 +366,7 @@ class _UpdateWays:
         yield self.compare(f"packed in {n_packed} rows, all together")
         yield self.compare("packed rows, one at a time", rows_at_once=1)
 
-        # One process computes the shares of both ranks, so the network is not tested.
+        # One process computes the parts of both ranks, so the network is not tested.
         yield self.compare("packed rows, shared by two ranks", ranks=2)
 
         recompute_blocks(self.model)

@@ -35,7 +35,7 @@ from toque.workflows.first_config.source_survey import (
 from toque.workflows.first_config.speed_trial import WRITTEN_AT_ONCE
 
 HELD_OUT_SHARE: Final = 0.05
-"""Share of the examples to hold out, if no source is held out."""
+"""Fraction of the examples to hold out, if no source is held out."""
 _EVALUATIONS: Final = 10
 """Number of evaluations in a run."""
 _MAX_LOST_MINUTES: Final = 10
@@ -47,7 +47,7 @@ _WRITING: Final = 0.25
 """Ratio of generation speed to training speed, a guess if the base is not measured
 (lab/performance.md, "Threads that wait")."""
 _FORWARD_PASSES_PER_UPDATE: Final = 3
-"""Work of an update in forward passes. An evaluation computes only the forward pass."""
+"""Work of an update, in forward passes. An evaluation computes only the forward pass."""
 _COMMENT_COLUMN: Final = 29
 """Column of the comments at the ends of lines."""
 
@@ -264,7 +264,7 @@ def _count_affordable_texts(survey: Survey, plan: Plan) -> tuple[int, int]:
 
 
 def _comment_on_time(fits: bool) -> str:  # noqa: FBT001 - the name is the argument
-    """Return the end of a comment on a number that `fits` its share of the time or not."""
+    """Return the end of a comment on a number: whether it `fits` into its share of the time."""
     if fits:
         return f": at most {EVALUATING:.0%} of the time"
     return f", the useful minimum: more than {EVALUATING:.0%} of the time"

@@ -249,7 +249,8 @@ def _plan_tuning(
         )
         return base, None, batch
 
-    # The base's tokenizer counts better than the guess, except for texts that rows divide.
+    # The base's tokenizer gives a better count than the guess, except for texts that are divided
+    # into rows.
     if base.tokens_each and kinds_of(survey).isdisjoint({DOCUMENTS, TOKENS, ""}):
         tokens = round(base.tokens_each * records)
     trained = tokens if draft.data.validation else tokens * (1.0 - HELD_OUT_SHARE)

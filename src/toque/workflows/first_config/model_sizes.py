@@ -12,7 +12,7 @@ POSITIONS: Final = 1024
 _MLP_RATIO: Final = 11 / 4
 """Width of the MLP relative to the model's width."""
 _MIN_UPDATES: Final = 300
-"""Minimum updates of a run. The batch shrinks to reach it."""
+"""Minimum number of updates in a run. The batch is made smaller to reach it."""
 MIN_BATCH_TOKENS: Final = 1024
 """Tokens per update below which the batch counts examples."""
 _TOTAL_DECAY: Final = (1.5, 0.5)
@@ -83,7 +83,7 @@ largest sizes are extrapolated (lab/dial.md)."""
 
 
 def tokens_per_update(tokens: float, max_tokens: int) -> float:
-    """Return at most `max_tokens`, few enough that a run of `tokens` tokens has enough updates."""
+    """Return at most `max_tokens`, so that a run of `tokens` tokens has enough updates."""
     return min(max_tokens, tokens / _MIN_UPDATES)
 
 

@@ -47,7 +47,7 @@ class TextTokenizer(NamedTuple):
     bytes_per_token: float
     """Mean bytes of the training texts per token."""
     entries: int = 0
-    """Size of the vocabulary. 0: unknown."""
+    """Size of the vocabulary, or 0 if it is unknown."""
 
     def adjust_to(self, like: Measured) -> TextTokenizer:
         """Adjust a trained tokenizer's bytes per token from recipes to texts such as `like`."""
@@ -85,7 +85,7 @@ class Fit(NamedTuple):
     of_text: float
     text_exponent: float
     repeats: float
-    """Maximum amount of fresh text that repeats of a text are worth, in copies of the text."""
+    """Maximum value of repeats of a text, as an equivalent number of copies of fresh text."""
 
     def bits_per_byte(self, parameters: float, fresh: float) -> float:
         """Predict the held-out bits per byte after `fresh` bytes of text without repeats."""
@@ -112,7 +112,7 @@ MAX_PASSES: Final = 4.0
 """Passes over the texts after which a pretrained model stops. Up to four passes are worth nearly as
 much as fresh text (Muennighoff et al. 2023; lab/dial.md)."""
 SAMPLE_BYTES: Final = 300_000
-"""Size in bytes of the sample that is compared with the measured texts."""
+"""Size of the sample that is compared with the measured texts, in bytes."""
 
 
 class Measured(NamedTuple):
@@ -125,7 +125,7 @@ class Measured(NamedTuple):
     compressed: Mapping[int, float]
     """Bits per byte after compression with bz2, by the size in bytes of the sample."""
     texts: str
-    """Name of the kind of text."""
+    """Name of the kind of texts."""
 
 
 OF_RECIPES: Final = Measured(
@@ -152,8 +152,9 @@ OF_PLAIN_TEXT: Final = Measured(
 """Runs over ten books. The runs over recipes predict these losses badly (0.93 bits per byte instead
 of 1.28), because no prompt announces a book's sentences."""
 _COMPRESSION_EXPONENT: Final = 1.6
-"""Exponent of the relation between the compressed size of texts and their held-out loss, both
-relative to the measured texts (lab/notes.md)."""
+"""Exponent of the power law from the compressed size of a text to its held-out loss, both relative
+to the measured texts (lab/notes.md).
+"""
 _ROUGH_DIFFERENCE: Final = 0.1
 """Difference in difficulty above which a forecast states its margin."""
 _PASSES: Final = (8.0, 0.2)
@@ -166,7 +167,7 @@ _BYTES_PER_PARAMETER: Final = 0.65
 two sizes was worse, and with 0.7 bytes it was 5 % better."""
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05
-"""Share of the time for held-out losses, and also for generated texts."""
+"""Fraction of the time for held-out losses, and the same fraction for generated texts."""
 _PREPARED_PER_SECOND: Final = 740_000
 """Bytes of text that are prepared per second: two Zen 3 cores needed 108 s for 80 MB."""
 _ENDING_SECONDS: Final = 15.0
@@ -174,14 +175,14 @@ _ENDING_SECONDS: Final = 15.0
 MAX_BATCH_TOKENS: Final = 16_384
 """Maximum tokens per update of a pretrained model."""
 _MIN_EXAMPLES: Final = 4
-"""Minimum examples per update."""
+"""Minimum number of examples per update."""
 _TUNED_LR: Final = (1e-4, 135e6)
 """AdamW's peak rate for all weights of a model, and the parameters of that model. The rate scales
 with the inverse root of the parameters (lab/dial.md)."""
 _MAX_TUNED_LR: Final = 5e-4
 _ADAPTER_LR: Final = 1e-3  # a guess
 _MEASURING: Final = 0.1
-"""Share of the run's time for the measurement of its speed. A guess."""
+"""Fraction of the run's time for measuring its speed. A guess."""
 
 
 def tuned_lr(parameters: int, *, adapted: bool) -> float:
@@ -201,10 +202,10 @@ def choose_batch(
 
     Args:
         read: Number of training tokens in the run.
-        texts: Tokens of all texts. 0: unknown.
+        texts: Number of tokens in all texts, or 0 if it is unknown.
         records: Number of texts.
         max_tokens: Maximum tokens per update.
-        longest: Tokens of the longest text, which must fit in an update.
+        longest: Length of the longest text in tokens, which must fit into an update.
     """
     tokens = tokens_per_update(read, max_tokens)
     if records and tokens < MIN_BATCH_TOKENS:
@@ -217,9 +218,9 @@ class Passes(NamedTuple):
     """Useful and possible passes over all texts."""
 
     useful: float
-    """Maximum number of passes of the run."""
+    """Maximum number of useful passes."""
     possible: float
-    """Number of passes in the time. 0: unknown."""
+    """Number of passes possible in the available time, or 0 if it is unknown."""
 
     @property
     def ends_early(self) -> bool:
@@ -263,7 +264,7 @@ class Choice(NamedTuple):
     """Forecast for held-out texts."""
     passes: Passes
     like: Measured
-    """Runs over texts of the same kind."""
+    """Measured runs over texts of the same kind."""
     difficulty: float = 1.0
     """Factor from `estimate_difficulty`. 1.0 without a comparison of the texts."""
     writing: float = 0.0
@@ -389,11 +390,12 @@ def plan_tuning(
     """Plan the further training of a pretrained model.
 
     Args:
-        texts: Tokens of all training texts, after the limits on lengths. 0: unknown.
-        records: Number of texts. 0: unknown.
+        texts: Number of tokens in all training texts, after the length limits, or 0 if it is
+            unknown.
+        records: Number of texts, or 0 if it is unknown.
         seconds: Time for training.
         rate: Training speed of this machine, in tokens per second.
-        longest: Tokens of the longest text, which must fit in an update.
+        longest: Length of the longest text in tokens, which must fit into an update.
     """
     passes = Passes(MAX_PASSES, rate * seconds / texts if texts else 0.0)
     read = passes.tokens(rate, seconds)
@@ -416,12 +418,12 @@ def choose_size(
     """Choose the best size by the speed of this machine.
 
     Args:
-        text: Bytes of all texts. 0: unknown.
-        records: Number of texts. 0: unknown.
+        text: Number of bytes in all texts, or 0 if it is unknown.
+        records: Number of texts, or 0 if it is unknown.
         total: Time of the entire run.
         tokenizer: Tokenizer of the model.
         sample: A sample of the texts.
-        like: Runs over texts of the same kind.
+        like: Measured runs over texts of the same kind.
         only: The only size to consider.
 
     Raises:
@@ -520,7 +522,7 @@ def find_best_size(
         rate: Function that measures the training speed of a size, in tokens per second.
         only: The only size to consider.
         tokenizer: None for a tokenizer that is trained on the texts.
-        like: Runs over texts of the same kind, for the forecast.
+        like: Measured runs over texts of the same kind, for the forecast.
         is_over: Function that is called before each size except the first. True ends the search.
     """
     best: Choice | None = None

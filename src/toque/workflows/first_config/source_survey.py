@@ -58,7 +58,7 @@ _BYTES_PER_TOKEN_ID: Final = 4
 _LOOK_BYTES: Final = 4 << 20
 """Bytes to read per source: several thousand recipes, in about a second."""
 _FEW_REPEATS: Final = 0.8
-"""Share of distinct records above which repeats are not reported."""
+"""Fraction of distinct records above which repeats are not reported."""
 _FEW_RECORDS: Final = 5000
 """Number of distinct records below which `init` advises against a model from scratch. With 2,400
 recipes, one or two of 20 random texts were usable (lab/notes.md)."""
@@ -121,7 +121,7 @@ def kinds_of(survey: Survey) -> set[str]:
 
 
 def total_tokens(survey: Survey) -> int:
-    """Return the estimated tokens of all sources that were read."""
+    """Return the estimated number of tokens in all sources that were read."""
     return sum(source.tokens for source in survey)
 
 
@@ -240,7 +240,7 @@ def _survey_source(source: Source) -> SurveyedSource:
 def _read_start(
     files: Sequence[SourceFile], sizes: Sequence[float]
 ) -> tuple[_Start, bool]:
-    """Read the first `_LOOK_BYTES`. Return also whether these are all bytes."""
+    """Read the first `_LOOK_BYTES`. Also return whether these are all bytes."""
     start = _Start()
     blocks = ((file, size, block) for file, size in zip(files, sizes, strict=True)
               for block in blocks_of(file))  # fmt: skip

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 WRITTEN_AT_ONCE: Final = 4
 """Maximum number of texts in an evaluation between updates."""
 LONG_EXAMPLE: Final = 2048
-"""Characters above which an example is split."""
+"""Number of characters above which an example is split."""
 _MIN_UPDATES: Final = 2
-"""Minimum updates of a measurement."""
+"""Minimum number of updates in a measurement."""
 _MIN_SECONDS: Final = 1.0
 """Minimum seconds of a measurement."""
 _MAX_BATCH_TOKENS: Final = 4096
 """Maximum tokens per update of a measurement. A large size would take a minute with more."""
 _TEXTS: Final = 200
 _LONG_PROMPT: Final = 200
-"""Maximum characters of a prompt when the generation speed is measured."""
+"""Maximum length of a prompt for measuring the generation speed, in characters."""
 _WORDS: Final = 4000
 _LETTERS: Final = "etaoinshrdlu"
 _LETTERS_PER_WORD: Final = 6.5
-"""Mean characters per random word and its blank."""
+"""Mean number of characters of a random word and the space after it."""
 
 
 def measure_rate(size: Size, characters: float, tokenizer: str) -> float:
@@ -136,7 +136,7 @@ def _make_scratch_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _random_texts(characters: float) -> list[str]:
-    """Return texts of about `characters` characters, the same texts each time."""
+    """Return texts of about `characters` characters. Every call returns the same texts."""
     rng = random.Random(17)  # a fixed seed, so that measurements are comparable
     words = ["".join(rng.choices(_LETTERS, k=rng.randint(2, 9))) for _ in range(_WORDS)]
     n_words = max(2, round(characters / _LETTERS_PER_WORD))

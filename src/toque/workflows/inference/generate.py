@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Prompts = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 """One prompt or several. Each is a text or a record of fields."""
 OnText = Callable[[int, Written], object]
-"""Function called with the number of a text and the text so far."""
+"""Function called with the index of a text and the text so far."""
 _UNFINISHED = "\ufffd"
 """Replacement character, which a decoder returns for an incomplete sequence of bytes."""
 
@@ -62,7 +62,7 @@ class GenerationRequest:
     raw: bool = False
     """True to send prompts unchanged."""
     n: int = 1
-    """Texts per prompt."""
+    """Number of texts per prompt."""
     must_use: bool = False
     """True to constrain recipes to the recipe format and the ingredients in their prompts."""
     schema: Mapping[str, Any] | None = None
@@ -321,7 +321,7 @@ def _generate_batch(
     on_text: OnText | None,
     reporter: Reporter,
 ) -> list[Written]:
-    """Generate the texts of a batch. Report them with numbers from `first`."""
+    """Generate the texts of a batch. Report them with indices from `first`."""
     chooses = request.best.n > 1
     on_token = None
     if on_text is not None and not chooses:
@@ -442,7 +442,7 @@ class OrderedTexts:
     decode: Callable[[Sequence[int]], str]
     adapter: str | None = None
     first: int = 0
-    """Number of the first text."""
+    """Index of the first text."""
 
     def __post_init__(self) -> None:
         self._ids: list[list[int]] = [[] for _ in self.prompts]

@@ -58,7 +58,7 @@ from toque.workflows.trained_model.model_codec import open_codec
 from toque.workflows.trained_model.training_record import build_record, read_record
 
 _ATTEMPTS: Final = 3
-"""Attempts to read a run's best or newest model, which a training run may replace meanwhile."""
+"""Number of attempts to read a run's best or newest model, which training may replace meanwhile."""
 _COMPARED_ROWS: Final = 32
 """Number of a store's texts that are encoded to compare two tokenizers."""
 

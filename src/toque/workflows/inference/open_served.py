@@ -40,9 +40,9 @@ def open_models(
 ) -> ServedModels:
     """Open models and adapters; see `open_model`.
 
-    If only one adapter uses a base, it is opened as `generate` opens it. Several adapters share
-    their base, also with the base as a served model. The base has the format that the adapters were
-    trained with, or float32 if their formats differ.
+    If only one adapter uses a base, it is opened as `generate` opens it. Several adapters share one
+    copy of their base, even if the base itself is served. The base has the format that the adapters
+    were trained with, or float32 if their formats differ.
 
     Args:
         folders: Folder of each model or adapter, by its name.

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from toque.serving.gate import Gate
 
 _LOCAL_INTERVAL: Final = 1.0
-"""Seconds between two reads of a local run."""
+"""Seconds between reads of a local run."""
 _BUCKET_INTERVAL: Final = 15.0
-"""Seconds between two reads of a bucket. A run uploads its metrics only at checkpoints."""
+"""Seconds between reads of a bucket. A run uploads its metrics only at checkpoints."""
 _WATCHED: Final = BucketUse(
     "the address to watch",
     "list and read",
@@ -58,9 +58,9 @@ def serve(
         host: Address to listen on. An address that other machines can reach needs a token.
         port: Port to listen on, or 0 for any free port.
         token: Token of every request, as `Authorization: Bearer TOKEN`.
-        rows: Number of texts generated at a time.
-        queue: Number of texts that wait. Further requests are refused with status 429.
-        seconds: Longest time for one request.
+        rows: Maximum number of texts generated at the same time.
+        queue: Maximum number of waiting texts. Further requests are refused with status 429.
+        seconds: Maximum time for one request.
         device: auto (the GPU, if present), cpu, cuda or cuda:N.
         precision: Precision of the matmuls, as for `generate`. bf16 is faster if the
             processor supports it, but a text can then depend on other texts in its batch.
@@ -164,7 +164,7 @@ def watch(
             gs:// or s3://.
         host: Address to listen on. An address that other machines can reach needs a token.
         port: Port to listen on, or 0 for any free port.
-        token: Token that readers must give.
+        token: Token that readers must send.
         reporter: Receives the address of the page.
 
     Raises:

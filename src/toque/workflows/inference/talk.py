@@ -61,7 +61,7 @@ class Talk:
         After a KeyboardInterrupt, the answer is the text so far.
 
         Args:
-            question: The next question.
+            question: Next question.
             options: Generation options.
             on_text: Receives each piece of the answer.
             notice: Receives a message if old turns are left out or the answer is cut.
@@ -136,8 +136,9 @@ class Talk:
     ) -> list[int]:
         """Encode turns as a prompt for an answer to the last turn.
 
-        If too little context is left for an answer, leave out the oldest turns, also from later
-        prompts. An answer needs `longest` tokens, but at most 1 / ANSWER_SHARE of the context.
+        If too little context is left for an answer, leave out the oldest turns, in this prompt and
+        in all later ones. An answer needs `longest` tokens, but at most 1 / ANSWER_SHARE of the
+        context.
         """
         if self.template is None:
             record = self.opened.provenance

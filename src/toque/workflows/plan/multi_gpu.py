@@ -30,9 +30,9 @@ from toque.workflows.plan.outlined_model import replace_parameters
 _GPUS_PER_MACHINE: Final = 8
 """Maximum number of GPUs with a known link. The network between machines is unknown."""
 _LINK_SHARE: Final = 0.8
-"""Assumed share of a link's stated rate that collectives reach."""
+"""Assumed fraction of a link's stated rate that collectives reach."""
 _SMALL_BYTES: Final = 10_000
-"""Largest traffic that the table does not list, such as sums of losses."""
+"""Traffic in bytes up to which the table does not list it, such as sums of losses."""
 _RATE_RULE: Final = (
     "unchanged, because train.batch is that of all GPUs; with k times the batch, use sqrt(k) times "
     "optim.peak_lr (Adam; Malladi et al. 2022)"

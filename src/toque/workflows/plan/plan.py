@@ -34,7 +34,7 @@ def plan(
         config: A configuration, as for `configure`.
         hardware: A GPU of `toque.hardware.cards`, e.g. "rtx-4090", or None for this machine. The
             `hardware` section of a file or preset changes its settings for this GPU.
-        utilisation: Share of the peak FLOP/s, in (0, 1], or None for a known or measured share.
+        utilisation: Model FLOPs utilisation, in (0, 1], or None for a known or measured value.
         gpus: Number of GPUs that share every update. The memory is per GPU.
         reporter: Receives the progress.
 

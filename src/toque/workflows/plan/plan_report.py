@@ -20,11 +20,11 @@ class Lever:
     settings: str
     """Settings as written on the command line."""
     total: int
-    """Bytes of memory."""
+    """Total bytes of memory."""
     fits: bool
     update_seconds: float
     changes: str
-    """Effect on the result."""
+    """Effect of the settings on the result."""
 
 
 @dataclass(frozen=True)

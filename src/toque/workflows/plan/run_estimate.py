@@ -68,10 +68,11 @@ def build_estimator(
     """Return the estimator of a run, the builder of its model, and the bytes of its store.
 
     Args:
-        config: The configuration.
-        hardware: The name of a GPU, or None for this machine.
-        gpus: The number of GPUs.
-        example: Mean tokens per example without a store. None means the longest allowed example.
+        config: Configuration of the run.
+        hardware: Name of a GPU, or None for this machine.
+        gpus: Number of GPUs.
+        example: Mean number of tokens per example, used without a store. None means the longest
+            allowed example.
     """
     from toque.data.store.token_store import TokenStore
 
@@ -189,7 +190,8 @@ class Outlook(NamedTuple):
 def predict_training(config: RunConfig, example: float | None = None) -> Outlook:
     """Predict the memory and speed of training on this machine.
 
-    The memory assumes the longest examples. `example` is the mean tokens per example, if known.
+    The memory assumes the longest examples. `example` is the mean number of tokens per example, if
+    known.
     """
     estimator, build_model, _ = build_estimator(config, None, example=example)
     with outlining():
@@ -237,7 +239,7 @@ def _this_machine(
 def _named_machine(
     config: RunConfig, family: Family, hardware: str, gpus: int
 ) -> Machine:
-    """Return a machine with GPUs of the table, with their stated memory and peak."""
+    """Return a machine with GPUs from the table, with their stated memory and peak."""
     card = card_named(hardware)
     precision = config.train.precision
     if precision == "auto":

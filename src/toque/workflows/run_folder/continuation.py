@@ -272,7 +272,7 @@ def refuse_another_store(run: Path, checkpoint: Checkpoint, store: TokenStore) -
 def _is_same_data(change: ChangedSetting) -> bool:
     """Return whether a setting describes the same data with another path or notation.
 
-    The store's fingerprint, which was compared before, covers the data and its limits.
+    The store's fingerprint, which has already been compared, covers the data and its limits.
     """
     if change.path.endswith(".weight"):
         return (change.old or 1.0) == (change.new or 1.0)

@@ -30,7 +30,7 @@ class LoggedReporter(Reporter):
 
     @property
     def heard(self) -> bool:
-        """Return whether a person sees the lines, in addition to the log."""
+        """Return whether a person reads the lines, in addition to the log."""
         return self._reporter.heard
 
     @property

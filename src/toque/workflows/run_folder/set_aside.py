@@ -1,6 +1,6 @@
 """Files of a run that a session sets aside, in the folder and in the bucket.
 
-They move to set-aside/TIME/. A checkpoint that is moved back is valid again.
+The files are moved to set-aside/TIME/. A checkpoint that is moved back is valid again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toque.training.checkpoint.saved import MANIFEST, step_folders, step_of
 from toque.workflows.saved_steps import KINDS, SET_ASIDE
 
 _FINAL_FILES = (END, EVALUATION, BY_TEXT, "model")
-"""Files that a finished run writes. The record is first: without it, the run is not finished."""
+"""Files that a finished run writes. The record comes first: a run without it is not finished."""
 
 
 def set_aside_folder(run: Path) -> Path:
@@ -30,14 +30,14 @@ def set_aside_folder(run: Path) -> Path:
 def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str]:
     """Set aside checkpoints and models after `step`, the newest first. Return the names.
 
-    The files of a finished run move first and are last in the result. After a kill, the same
+    The files of a finished run are moved first, and are last in the result. After a kill, the same
     command completes the work.
 
     Args:
-        run: The run folder.
-        step: The last step that stays. None: move everything, even if only the files of a finished
-            run are left.
-        bucket: The bucket of the run.
+        run: Run folder.
+        step: Last step that is not moved. None: move everything, even if only the files of a
+            finished run are left.
+        bucket: Bucket of the run.
     """
     target = set_aside_folder(run)
     after = -1 if step is None else step

@@ -22,7 +22,7 @@ from toque.training.trainer import Trainer
 from toque.workflows.results import Model, model_folder, refuse_absent_start
 
 _BASE_HASH = "base_sha256"
-"""Key of a checkpoint's state with the hash of the frozen weights below an adapter."""
+"""Key in a checkpoint's state for the hash of the frozen weights below an adapter."""
 
 
 def start_folder(start: Model) -> Path:
@@ -63,7 +63,7 @@ def refuse_another_base(checkpoint: Checkpoint, base: str | None) -> None:
     A best model does not record its frozen weights, so it is accepted.
 
     Args:
-        checkpoint: The checkpoint of the adapter.
+        checkpoint: Checkpoint of the adapter.
         base: SHA-256 of the frozen weights, or None without an adapter.
 
     Raises:

@@ -42,7 +42,7 @@ def find_base(folder: Path) -> Path | None:
     """Return the folder of an adapter's base, or None for a complete model.
 
     Raises:
-        ConfigError: The base is an adapter itself.
+        ConfigError: The base is itself an adapter.
     """
     if not (folder / "adapter_config.json").is_file():
         return None

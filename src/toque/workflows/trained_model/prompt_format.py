@@ -1,4 +1,4 @@
-"""Prompts in the format that a model was trained on, and their description in its card."""
+"""Prompts in a model's training format, and their description on its card."""
 
 from __future__ import annotations
 

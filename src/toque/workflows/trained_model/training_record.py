@@ -15,9 +15,9 @@ from toque.workflows.saved_steps import run_of
 from toque.workflows.trained_model.folders import find_base
 
 UNKNOWN = Provenance(form="recipes", max_new_tokens=256)
-"""Record of a model folder that has one of Toque's tokenizers but no record."""
+"""Record for a model folder that has one of Toque's tokenizers but no record."""
 FOREIGN = Provenance(form="documents", max_new_tokens=256)
-"""Record of a model that Toque did not train. It continues its prompts."""
+"""Record for a model that Toque did not train. Such a model continues its prompts."""
 
 
 def build_record(config: RunConfig, manifest: StoreManifest) -> Provenance:
