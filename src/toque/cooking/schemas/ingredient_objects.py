@@ -298,7 +298,7 @@ def _inner_ingredient(keys: Keys) -> dict[str, Any] | None:
     """Return the complete ingredient inside an object with only a food key, or None."""
     if keys.has("line", "amount", "least"):
         return None
-    foods = keys.take("food", dict)
+    foods: list[dict[str, Any]] = keys.take("food", dict)
     keys.release("food")
     for food in foods:
         inside = Keys(food, INGREDIENT)
