@@ -7,8 +7,10 @@ import pytest
 
 from toque.cooking.recipe import Recipe
 from toque.cooking.schemas.fields import records_of
-from toque.cooking.schemas.item_objects import HEADINGS, NOT_READ, UNUSED
+from toque.cooking.schemas.ingredient_objects import HEADINGS
+from toque.cooking.schemas.item_objects import UNUSED
 from toque.cooking.schemas.normalize import recipe_of
+from toque.cooking.schemas.object_keys import NOT_READ
 from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import DataError
 

@@ -210,35 +210,15 @@ def clean_text(text: str, notes: Counter[str]) -> str:
 
 
 def _repair(text: str, notes: Counter[str]) -> str:
-    text = _LINE_ENDS.sub("\n", text)
-
-    if "&" in text:
-        # Some texts are escaped twice: "&amp;frac12;".
-        unescaped = decoded_entities(decoded_entities(text))
-        notes["HTML entities decoded"] += unescaped != text
-        text = _LINE_ENDS.sub("\n", unescaped)
-
-    if "<" in text or ">" in text:
-        plain = _RAISED_FRACTION.sub(r" \1/\2\3 ", text)
-        bare = _REMNANT.sub("", _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", plain)))
-        if bare != text:
-            notes["HTML tags removed"] += 1
-            text = SPACED_MARK.sub(r"\1", bare)
-
-    if "](" in text:
-        notes["texts with Markdown"] += 1
-        text = _LINK.sub(r"\1", text)
-
+    """Decode or remove entities, tags, links and damaged characters. Count each kind once."""
+    text = _without_markup(_LINE_ENDS.sub("\n", text), notes)
     if text.isascii() and text.isprintable():
         return text
     text = replace_lone_surrogates(text)
 
     if "\ufffd" in text:
         notes["texts with lost characters (U+FFFD)"] += 1
-        text = _LOST_DASH.sub("-", _LOST_DEGREE.sub("°", text))
-        text = _LOST_APOSTROPHE.sub("'", LOST_FRACTION.sub("§", text)).replace(
-            "\ufffd", ""
-        )
+        text = _restore_lost_characters(text)
 
     if not _REGISTERED.isdisjoint(text):
         notes[TRADEMARKS] += 1
@@ -253,21 +233,59 @@ def _repair(text: str, notes: Counter[str]) -> str:
     return to_nfc(visible)
 
 
+def _without_markup(text: str, notes: Counter[str]) -> str:
+    """Decode HTML entities, and remove HTML tags and the addresses of Markdown links."""
+    if "&" in text:
+        # Some texts are escaped twice: "&amp;frac12;".
+        unescaped = decoded_entities(decoded_entities(text))
+        notes["HTML entities decoded"] += unescaped != text
+        text = _LINE_ENDS.sub("\n", unescaped)
+
+    if "<" in text or ">" in text:
+        plain = _RAISED_FRACTION.sub(r" \1/\2\3 ", text)
+        plain = _LINE_MARKUP.sub("\n", plain)
+        plain = _REMNANT.sub("", _MARKUP.sub(" ", plain))
+        if plain != text:
+            notes["HTML tags removed"] += 1
+            text = SPACED_MARK.sub(r"\1", plain)
+
+    if "](" in text:
+        notes["texts with Markdown"] += 1
+        text = _LINK.sub(r"\1", text)
+    return text
+
+
+def _restore_lost_characters(text: str) -> str:
+    """Replace U+FFFD by the character that its neighbours imply, or remove it."""
+    text = _LOST_DEGREE.sub("°", text)
+    text = _LOST_DASH.sub("-", text)
+    # The sign marks a lost fraction; `recipe_of` drops its recipe.
+    text = LOST_FRACTION.sub("§", text)
+    text = _LOST_APOSTROPHE.sub("'", text)
+    return text.replace("\ufffd", "")
+
+
 def decoded_entities(text: str) -> str:
     """Decode the HTML entities of a text, including common misprints."""
-    return html.unescape(_BROKEN_ENTITY.sub(_mended, _NO_CHARACTER.sub("\ufffd", text)))
+    return html.unescape(
+        _BROKEN_ENTITY.sub(_repair_entity, _NO_CHARACTER.sub("\ufffd", text))
+    )
 
 
-def _mended(entity: re.Match[str]) -> str:
+def _repair_entity(entity: re.Match[str]) -> str:
+    """Return the entity that a broken entity means, or its character."""
     number, name, letter = entity.group("number", "name", "letter")
     base, accent = entity.group("base", "accent")
     if name:
+        # "Aacute" is a name, but "NBSP" is not.
         return f"&{name if name + ';' in html5 else name.lower()};"
     if number:
         return f"&#{number};"
     if base:  # "&ocute;" and "&eaacute;"
         return f"&{base}{'acute' if accent == 'cute' else accent};"
-    return "°" if entity["degree"] else f"&{letter}" if letter else ""
+    if entity["degree"]:
+        return "°"
+    return f"&{letter}" if letter else ""
 
 
 def clean_title(text: str, notes: Counter[str]) -> str:
@@ -306,9 +324,10 @@ def _ingredient_item(line: str) -> tuple[str, str]:
     note = ""
     line = _without_stray_marks(line)
     if number := _GLUED_NUMBER.match(line):
-        if line[-1] == ".":
+        if line[-1] == ".":  # a sentence
             return "", STEPS_IN_LIST
-        line, note = f"{number[1]} {line[number.end() :]}", LOST_SPACES
+        line = f"{number[1]} {line[number.end() :]}"
+        note = LOST_SPACES
 
     if "(" in line or ")" in line:
         repaired = _with_flat_brackets(line)
@@ -316,24 +335,31 @@ def _ingredient_item(line: str) -> tuple[str, str]:
         line = repaired
 
     if unit := _LOST_NUMBER.match(line):
-        line, note = line[unit.end() :], "units that lost their number removed"
+        line = line[unit.end() :]
+        note = "units that lost their number removed"
 
+    if reason := _why_no_ingredient(line):
+        return "", reason
+    return line, note
+
+
+def _why_no_ingredient(line: str) -> str:
+    """Return the note on a line that names no ingredient, or ""."""
     if not _WORD.search(line):
-        return "", "ingredient lines without a word"
+        return "ingredient lines without a word"
     if len(line) <= _HEADING_CHARS and only_measures(line):
-        return "", "ingredient lines that are only an amount"
-    if len(line) <= 2 * _HEADING_CHARS and all(
-        map(_PREPARING.__contains__, words_of(line))
-    ):
-        return "", "ingredient lines that only name a preparation"
+        return "ingredient lines that are only an amount"
+    is_short = len(line) <= 2 * _HEADING_CHARS
+    if is_short and _PREPARING.issuperset(words_of(line)):
+        return "ingredient lines that only name a preparation"
     if _STEP_IN_LIST.match(line):
-        return "", STEPS_IN_LIST
+        return STEPS_IN_LIST
 
     # "Toss the peas with the dill:" is a part of the method.
     is_long = len(line.split()) > _MIN_STEP_WORDS
     if line[-1] == ":" and is_long and has_action_verb(line):
-        return "", STEPS_IN_LIST
-    return ("", "ingredient sub-headings") if is_subheading(line) else (line, note)
+        return STEPS_IN_LIST
+    return "ingredient sub-headings" if is_subheading(line) else ""
 
 
 def _without_stray_marks(line: str) -> str:
@@ -379,8 +405,10 @@ def _with_flat_brackets(line: str) -> str:
     if "((" in line:
         line = _BRACKET_FIRST.sub(r"(\1", line)
     n_open = line.count("(") - line.count(")")
-    if n_open:
-        line = _without_remark_cut_off(line) if n_open > 1 else _with_brackets(line)
+    if n_open > 1:
+        line = _without_remark_cut_off(line)
+    elif n_open:
+        line = _with_brackets(line)
     for _ in range(_MOST_NESTED):
         flat = _NESTED.sub(r"\1", line)
         if flat == line:
@@ -414,11 +442,9 @@ def _with_brackets(text: str) -> str:
         sentence, stop, rest = inside.partition(". ")
         if stop and sentence[:1].islower():  # "(as for a pie. Chop the pecans."
             return f"{text[:start]}({sentence}). {rest}"
-        return (
-            f"{text[:start]}({inside})"
-            if _WORD.search(inside)
-            else text[:start].rstrip(" ,")
-        )
+        if not _WORD.search(inside):
+            return text[:start].rstrip(" ,")
+        return f"{text[:start]}({inside})"
     if text.endswith(")") and text.count(")") == text.count("(") + 1:
         return text[:-1]
     return text
@@ -443,8 +469,9 @@ def _announces(line: str) -> bool:
 def _is_title(line: str) -> bool:
     """Return whether a line is short and all its long words are capitalised."""
     words = _LONG_WORD.findall(line)
-    few = len(line.split()) <= _MOST_TITLE_WORDS
-    return few and len(words) > 1 and all(word[0].isupper() for word in words)
+    if len(words) < 2 or len(line.split()) > _MOST_TITLE_WORDS:
+        return False
+    return all(word[0].isupper() for word in words)
 
 
 def listed_lines(text: str, notes: Counter[str]) -> str:
@@ -467,53 +494,65 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
     steps: list[str] = []
     heading = ""
     lines = rejoined(list(_item_lines(items, notes)), notes)
-    parted = list(_parted(lines, notes))
+    lines = _without_bare_numbers(list(_split_lines(lines, notes)))
 
-    for text in _without_bare_numbers(parted):
-        bare = text.strip()
-        if bullet := _BULLET.match(bare):
-            bare = bare[bullet.end() :]
-        if number := _STEP_NUMBER.match(bare):
-            bare = bare[number.end() :]
-        elif (glued := _GLUED_NUMBER.match(bare)) and _is_number_of_step(
-            glued, len(steps) + 1
-        ):
-            bare = bare[glued.end() :]
-
-        if not _WORD.search(bare):
-            notes["steps without a word"] += 1
+    for line in lines:
+        step = _without_number(line, position=len(steps) + 1)
+        step = _repair_step(step, notes)
+        if not step:
             continue
-
-        if bare.count("(") != bare.count(")") and bare[-1] in ".!?)":
-            closed = _with_brackets(bare)
-            notes[BRACKETS] += closed != bare
-            bare = closed
-
-        if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
-            notes["step lines that only say Step 1, Method or the like"] += 1
-            continue
-
-        if bare[-1] == "," and bare[0].isupper():
-            bare = f"{bare[:-1]}."
-            notes["commas at the end of a step replaced"] += 1
-        if bare[-1] == "-" and bare[-2:-1].isalpha():  # "For the icing-"
-            bare = f"{bare[:-1]}:"
-
-        if bare[-1] == ":" and (_announces(bare) or _is_title(bare)):
-            heading = f"{bare} "
+        if step[-1] == ":" and (_announces(step) or _is_title(step)):
+            heading = f"{step} "
             notes["step sub-headings joined to their step"] += 1
             continue
-
-        steps.append(with_heading(heading, bare))
+        steps.append(with_heading(heading, step))
         heading = ""
     return tuple(steps)
+
+
+def _without_number(line: str, *, position: int) -> str:
+    """Remove the bullet and the number of the step at this position, counted from 1."""
+    step = line.strip()
+    if bullet := _BULLET.match(step):
+        step = step[bullet.end() :]
+    number = _STEP_NUMBER.match(step)
+    if number is None:
+        number = _GLUED_NUMBER.match(step)
+        if number is None or not _is_number_of_step(number, position):
+            return step
+    return step[number.end() :]
+
+
+def _repair_step(step: str, notes: Counter[str]) -> str:
+    """Repair the brackets and the last mark of a step. Return "" for a step without content."""
+    if not _WORD.search(step):
+        notes["steps without a word"] += 1
+        return ""
+
+    if step.count("(") != step.count(")") and step[-1] in ".!?)":
+        closed = _with_brackets(step)
+        notes[BRACKETS] += closed != step
+        step = closed
+
+    if len(step) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(step):
+        notes["step lines that only say Step 1, Method or the like"] += 1
+        return ""
+
+    if step[-1] == "," and step[0].isupper():
+        notes["commas at the end of a step replaced"] += 1
+        return f"{step[:-1]}."
+    if step[-1] == "-" and step[-2:-1].isalpha():  # "For the icing-"
+        return f"{step[:-1]}:"
+    return step
 
 
 def _without_bare_numbers(steps: list[str]) -> list[str]:
     """Remove step numbers without a point if they count from 1."""
     numbers = [int(number[0]) for step in steps if (number := _BARE_NUMBER.match(step))]
-    counts = all(after in {1, before + 1} for before, after in pairwise(numbers))
-    if len(numbers) < 2 or numbers[0] != 1 or not counts:
+    if len(numbers) < 2 or numbers[0] != 1:
+        return steps
+    # Each part of a recipe may count from 1 again.
+    if not all(after in {1, before + 1} for before, after in pairwise(numbers)):
         return steps
     return [_BARE_NUMBER.sub("", step) for step in steps]
 
@@ -526,25 +565,30 @@ def _is_number_of_step(glued: re.Match[str], position: int) -> bool:
     )
 
 
-def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
+def _split_lines(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
     """Split glued sentences, and numbered steps on one line."""
     for line in lines:
-        if _GLUED.search(line):
-            notes["sentences glued together parted"] += 1
-            line = _GLUED.sub(r"\g<0> ", line)  # noqa: PLW2901
-        if _GLUED_CAPITALS.search(line):  # "FOR THE SAUCEIn a bowl"
-            notes["sentences glued together parted"] += 1
-            line = _GLUED_CAPITALS.sub(r"\g<0>: ", line)  # noqa: PLW2901
-        if ":" in line and _GLUED_NOTE.search(line):
-            notes["sentences glued together parted"] += 1
-            line = _GLUED_NOTE.sub(". ", line)  # noqa: PLW2901
-        if ("2." in line or "2)" in line) and len(
-            numbered_steps := _numbered(line)
-        ) > 1:
+        sentences = _separate(_GLUED, r"\g<0> ", line, notes)
+        # "FOR THE SAUCEIn a bowl"
+        sentences = _separate(_GLUED_CAPITALS, r"\g<0>: ", sentences, notes)
+        if ":" in sentences:
+            sentences = _separate(_GLUED_NOTE, ". ", sentences, notes)
+
+        has_numbers = "2." in sentences or "2)" in sentences
+        steps = _numbered(sentences) if has_numbers else [sentences]
+        if len(steps) > 1:
             notes["numbered steps on one line parted"] += 1
-            yield from numbered_steps
-        else:
-            yield line
+        yield from steps
+
+
+def _separate(
+    glued: re.Pattern[str], replacement: str, line: str, notes: Counter[str]
+) -> str:
+    """Separate the glued sentences of a line, and count the line."""
+    separated, n_glued = glued.subn(replacement, line)
+    if n_glued:
+        notes["sentences glued together parted"] += 1
+    return separated
 
 
 def _numbered(line: str) -> list[str]:
@@ -560,6 +604,7 @@ def _numbered(line: str) -> list[str]:
 
 
 def _item_lines(items: Iterable[str], notes: Counter[str]) -> Iterable[str]:
+    """Read the clean lines of items. Empty lines are counted and left out."""
     for item in items:
         for line in clean_text(item, notes).split("\n"):
             if line:

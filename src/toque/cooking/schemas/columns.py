@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -128,11 +128,9 @@ class Shape:
         """Return the fields for a role, its own field first. Merged exports may have several."""
         role_fields = [self.roles[role]] if role in self.roles else []
         others = (self.folded[name] for name in NAMES[role] if name in self.folded)
-        return (
-            role_fields
-            if role == "title"
-            else list(dict.fromkeys([*role_fields, *others]))
-        )
+        if role == "title":
+            return role_fields
+        return list(dict.fromkeys([*role_fields, *others]))
 
     def numbered_items(
         self, role: Role, raw: Mapping[str, Any]
@@ -147,7 +145,9 @@ class Shape:
     def unused(self, raw: Mapping[str, Any]) -> dict[str, int]:
         """Find the texts of a record that no example, number or label uses."""
         filled = (filter(raw.get, self.fields(role)) for role in ROLES)
-        used = (next(fields, "") for fields in filled)
+        used = (
+            next(fields, "") for fields in filled
+        )  # the first filled field per role
         # A list of objects is not a number. Example: "yields": [{"yields": 2, "ingredients": ...}]
         numbers = {field for role, field in self.roles.items() if role in _NUMBERS}
         objects = {name for name in numbers if _holds_objects(raw.get(name))}
@@ -163,6 +163,7 @@ class Shape:
 
 
 def _holds_objects(value: Any) -> bool:
+    """Return whether a value is a list with an object in it."""
     return isinstance(value, list) and any(isinstance(item, dict) for item in value)
 
 
@@ -175,28 +176,35 @@ def shape_of(
     for name in fields:
         folded.setdefault(_NOT_FOLDED.sub("", name.lower()), name)
     named = {role: name for role, name in columns if name in fields}
-    guessed: dict[str, str] = {
-        role: folded[first]
-        for role, names in (*NAMES.items(), *_OTHERS.items())
-        if (first := next((name for name in names if name in folded), None)) is not None
-    }
-    for role, names in _WEAK.items():
-        weak = next((name for name in names if name in folded), None)
-        if (
-            weak is not None
-            and role not in guessed
-            and {*ROLES} - {role} <= guessed.keys()
-        ):
-            guessed[role] = folded[weak]
     # The rules of a schema do not apply to columns that the user names.
     schema = "generic" if named else _schema(frozenset(folded))
-    roles = {**guessed, **named}
+    roles = {**_guessed_roles(folded), **named}
     if schema == "spoonacular":  # the record may also have fields with the bare names
         roles["ingredients"] = folded["extendedingredients"]
     nutrients = tuple(n for n, _ in nutrient_fields(fields) if n not in roles.values())
     figures = frozenset(field for role, field in roles.items() if role not in _TEXTS)
     read = figures.union(nutrients, _LABELS)
     return Shape(schema, roles, folded, nutrients, read, _numbered(folded))
+
+
+def _guessed_roles(folded: Mapping[str, str]) -> dict[str, str]:
+    """Return the field of each role with a known name."""
+    roles: dict[str, str] = {}
+    for role, names in (*NAMES.items(), *_OTHERS.items()):
+        if field := _first_field(names, folded):
+            roles[role] = field
+    # A weak name counts only if the other parts of a recipe have a field.
+    for role, names in _WEAK.items():
+        field = _first_field(names, folded)
+        others = {*ROLES} - {role}
+        if field and role not in roles and others <= roles.keys():
+            roles[role] = field
+    return roles
+
+
+def _first_field(names: Iterable[str], folded: Mapping[str, str]) -> str | None:
+    """Return the field with the first of these names, or None."""
+    return next((folded[name] for name in names if name in folded), None)
 
 
 def _numbered(
@@ -212,12 +220,9 @@ def _numbered(
         if match and (part := _NUMBERED.get(match[1] + match[3])):
             items[part[0]].setdefault(int(match[2]), {})[part[1]] = field
     for name in ("quantity", "unit", "measure"):
-        numbers = {
-            number for number, item in items["ingredients"].items() if name in item
-        }
-        if (
-            numbers and 1 not in numbers and name in folded
-        ):  # "Quantity", "Quantity02", ...
+        numbers = {n for n, item in items["ingredients"].items() if name in item}
+        # The first field may have no number: "Quantity", "Quantity02", ...
+        if numbers and 1 not in numbers and name in folded:
             items["ingredients"].setdefault(1, {})[name] = folded[name]
     fields_of_role: dict[Role, tuple[tuple[tuple[str, str], ...], ...]] = {}
     for role, by_number in items.items():
@@ -250,24 +255,20 @@ def unwrapped(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _schema(names: frozenset[str]) -> str:
+    """Return the name of the collection with these folded field names, or "generic"."""
     if {"recipeingredientparts", "recipeinstructions"} <= names:
         return "foodcom"
     if "extendedingredients" in names:
         return "spoonacular"
     if names & {"type", "graph"} and not names & {"ingredients", "directions"}:
         return "schema.org"
-    if {"name", "ingredients"} <= names and names & {
-        "nsteps",
-        "ningredients",
-        "contributorid",
-    }:
+    counts = {"nsteps", "ningredients", "contributorid"}
+    if {"name", "ingredients"} <= names and names & counts:
         return "foodcom-raw"
     if {"title", "ingredients", "directions", "ner"} <= names:
         return "recipenlg"
-    if {"title", "ingredients", "directions"} <= names and names & {
-        "desc",
-        "categories",
-    }:
+    descriptions = {"desc", "categories"}
+    if {"title", "ingredients", "directions"} <= names and names & descriptions:
         return "epicurious"
     return "generic"
 
@@ -279,11 +280,9 @@ def schema_of_records(
     for record in records:
         if is_schema_org(record):
             return "schema.org"
-        ingredients, steps = record.get("ingredients"), record.get("instructions")
-        firsts = [
-            x[0] if isinstance(x, list) and x else None for x in (ingredients, steps)
-        ]
-        if all(isinstance(first, dict) and "text" in first for first in firsts):
+        ingredients = record.get("ingredients")
+        steps = record.get("instructions")
+        if _begins_with_text_object(ingredients) and _begins_with_text_object(steps):
             return "recipe1m"
         if in_dict and isinstance(ingredients, list) and isinstance(steps, str):
             return "recipe-box"
@@ -291,6 +290,13 @@ def schema_of_records(
         if schema != "generic":
             return schema
     return "generic"
+
+
+def _begins_with_text_object(value: Any) -> bool:
+    """Return whether a list begins with an object such as {"text": "2 eggs"}."""
+    if not isinstance(value, list) or not value:
+        return False
+    return isinstance(value[0], dict) and "text" in value[0]
 
 
 # Field names of prompt and answer, in order of priority.
@@ -331,7 +337,6 @@ def refuse_cut_schema(
         DataError: If a named field is missing.
     """
     refuse_missing(path, layout, columns)
-    what = layout.described
     missing = shape.missing
     folded = shape.folded
     if any(ingredients_in_steps(raw, shape, Counter()) for raw in layout.sample):
@@ -342,29 +347,38 @@ def refuse_cut_schema(
             raise _as_pairs(path, layout, folded, pair)
         if column := folded.get("text"):
             raise TextRecordsError(
-                f"{path} is {what} of documents (its column {column!r}), not of recipes. Give its "
-                f"source columns: {{text: {column}}} and name recipes in another.",
+                f"{path} is {layout.described} of documents (its column {column!r}), not of "
+                f"recipes. Give its source columns: {{text: {column}}} and name recipes in "
+                "another.",
                 {"text": column},
             )
     if missing:
-        words = " and ".join(missing)
-        accepted_names = "; ".join(
-            f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing
-        )
-        named: dict[str, str] = dict.fromkeys(missing, "NAME")
-        pairs, texts = {"prompt": "NAME", "target": "NAME"}, {"text": "NAME"}
-        others = (
-            f"If it holds other texts: {columns_in_words(pairs)} for prompts and their answers, "
-            f"{columns_in_words(texts)} for whole texts."
-        )
-        raise RefusedFileError(
-            f"{path} is {what} without a column of {words}, so it holds no whole recipes. Found: "
-            f"{shown_names(layout.fields) or 'no column'}. Known names (in any case and spelling): "
-            f"{accepted_names}. Fetch the full file, or say which column it is: "
-            f"{columns_in_words(named)} in its source of data.sources. {others}",
-            f"no recipes: without a column of {words}",
-            [named, pairs, texts],
-        )
+        raise _without_roles(path, layout, missing)
+
+
+def _without_roles(
+    path: Path, layout: FileLayout, missing: tuple[Role, ...]
+) -> DataError:
+    """Return the error for a file without fields for these roles."""
+    roles = " and ".join(missing)
+    accepted_names = "; ".join(
+        f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing
+    )
+    named: dict[str, str] = dict.fromkeys(missing, "NAME")
+    pairs = {"prompt": "NAME", "target": "NAME"}
+    texts = {"text": "NAME"}
+    others = (
+        f"If it holds other texts: {columns_in_words(pairs)} for prompts and their answers, "
+        f"{columns_in_words(texts)} for whole texts."
+    )
+    return RefusedFileError(
+        f"{path} is {layout.described} without a column of {roles}, so it holds no whole recipes. "
+        f"Found: {shown_names(layout.fields) or 'no column'}. Known names (in any case and "
+        f"spelling): {accepted_names}. Fetch the full file, or say which column it is: "
+        f"{columns_in_words(named)} in its source of data.sources. {others}",
+        f"no recipes: without a column of {roles}",
+        [named, pairs, texts],
+    )
 
 
 def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) -> None:

@@ -279,30 +279,32 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
         return True
     if _FOR_SALE.search(line) is None:
         return False
-    if _OPENS_NOTE.match(line) or (
-        not within and line[-1:] == "." and not line[:1].isdigit()
-    ):
+    if _OPENS_NOTE.match(line):
         return True
-    return within and _TELLS_HOW.search(line) is None
+    if within:
+        return _TELLS_HOW.search(line) is None
+    return line[-1:] == "." and not line[:1].isdigit()
 
 
 def is_note(line: str) -> bool:
     """Return whether an ingredient line is a note, a yield or a sentence."""
-    opening = _BEFORE_AMOUNT.match(line)
-    tells = opening is not None and any(
-        opening[0].find(word, 4) >= 0 for word in _TELLING
-    )
-    is_sentence = (
-        tells
-        and line[-1] in (")" if line[0] == "(" else ".!")
-        and len(line) <= MOST_CHARS
-    )
     return (
-        is_sentence
+        _is_sentence(line)
         or _SPEAKER.fullmatch(line) is not None
         or _NOTE.match(line) is not None
         or _YIELD.fullmatch(line) is not None
     )
+
+
+def _is_sentence(line: str) -> bool:
+    """Return whether a line has a verb such as "is" before its amount, and ends like a sentence."""
+    opening = _BEFORE_AMOUNT.match(line)
+    if opening is None or len(line) > MOST_CHARS:
+        return False
+    if line[-1] not in (")" if line[0] == "(" else ".!"):
+        return False
+    # A subject of at least 4 characters precedes the verb.
+    return any(opening[0].find(word, 4) >= 0 for word in _TELLING)
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
@@ -341,32 +343,37 @@ def _without_stories(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
 
 
 def _is_story(step: str, words: re.Pattern[str]) -> bool:
+    """Return whether a step contains these words of its writer and no instruction."""
     if step[-1:] == ":" or words.search(step, 0, _STORY_CHARS) is None:
         return False
     return not tells_how(step)
 
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:
-    """Return the reason for removing each step, or "".
-
-    Credits and wines at the end include nearby lines such as book titles.
-    """
+    """Return the reason for removing each step, or ""."""
     reasons = [_why_removed(step) for step in steps]
     _mark_rest_of_notes(steps, reasons)
+    # A name is a credit if all other steps are sentences.
+    *others, last = steps
+    are_sentences = bool(others) and all(step[-1:] in _STOPS for step in others)
+    if are_sentences and not reasons[-1] and _is_name(last):
+        reasons[-1] = CREDITS
+    _mark_end(steps, reasons)
+    return reasons
+
+
+def _mark_end(steps: tuple[str, ...], reasons: list[str]) -> None:
+    """Mark the lines near a credit or wine at the end of the steps, such as book titles."""
     start = len(steps)
-    if (
-        start > 1
-        and all(step[-1:] in _STOPS for step in steps[:-1])
-        and _is_name(steps[-1])
-    ):
-        reasons[-1] = reasons[-1] or CREDITS
     while start and (reasons[start - 1] or _is_title(steps[start - 1])):
         start -= 1
     for i in range(start, len(steps)):
-        author = i + 1 < len(steps) and _AUTHOR.match(steps[i + 1])
-        if not reasons[i] and (author or (i and reasons[i - 1] in {CREDITS, WINES})):
-            reasons[i] = CREDITS if author else reasons[i - 1]
-    return reasons
+        if reasons[i]:
+            continue
+        if i + 1 < len(steps) and _AUTHOR.match(steps[i + 1]):
+            reasons[i] = CREDITS
+        elif i and reasons[i - 1] in {CREDITS, WINES}:
+            reasons[i] = reasons[i - 1]
 
 
 def _mark_rest_of_notes(steps: tuple[str, ...], reasons: list[str]) -> None:
@@ -391,12 +398,11 @@ def _mark_rest_of_notes(steps: tuple[str, ...], reasons: list[str]) -> None:
 def _is_name(step: str) -> bool:
     """Return whether a final line is a name of a wine or a writer, not a sentence."""
     words = [word for word in step.split() if word not in _SMALL]
-    capitals = all(word[0].isupper() for word in words) and step[-1:] not in _STOPS
-    return (
-        capitals
-        and 2 <= len(words) <= 6
-        and not (has_action_verb(step) or _DIGIT.search(step))
-    )
+    if step[-1:] in _STOPS or not 2 <= len(words) <= 6:
+        return False
+    if not all(word[0].isupper() for word in words):
+        return False
+    return not (has_action_verb(step) or _DIGIT.search(step))
 
 
 def _is_title(step: str) -> bool:
@@ -411,6 +417,7 @@ def _is_title(step: str) -> bool:
 
 @lru_cache(maxsize=1 << 10)  # each step of a recipe is checked at least twice
 def _why_removed(step: str) -> str:
+    """Return the note on a step that is a credit or a notice, or "" for an instruction."""
     note = NOTES if _NOTE.match(step) else ""
     if len(step) > MOST_CHARS:
         return NOTICES if _DISCLOSURE.search(step) else note
@@ -445,24 +452,28 @@ def _without_end(step: str, notes: Counter[str]) -> str:
         notes[CREDITS] += 1
         step = step[: match.start() + 1]
     end = len(step)
-    while (
-        at := max(step.rfind(mark, max(0, end - MOST_CHARS), end) for mark in _ENDS) + 1
-    ):
-        why = _why_removed(step[at:end].lstrip(") "))
+    while start := _start_of_last_sentence(step, end):
+        why = _why_removed(step[start:end].lstrip(") "))
         if not why:
             break
         notes[why] += 1
-        end = at
+        end = start
     bracket = ")" if step.startswith(")", end) else ""
     return step[:end] + bracket
 
 
+def _start_of_last_sentence(step: str, end: int) -> int:
+    """Return the index after the full stop before a step's last sentence, or 0."""
+    start = max(0, end - MOST_CHARS)
+    return 1 + max(step.rfind(mark, start, end) for mark in _ENDS)
+
+
 def _is_on_wine(step: str) -> bool:
+    """Return whether a step recommends or names a wine and begins with no action."""
     opener = _WINE.match(step)
-    named = _BOTTLE.search(step) is not None and not _WINE_WORDS.isdisjoint(
-        words_of(step)
-    )
-    if not (opener or named or _VINTAGE.fullmatch(step)):
+    has_bottle = _BOTTLE.search(step) is not None
+    is_named = has_bottle and not _WINE_WORDS.isdisjoint(words_of(step))
+    if not (opener or is_named or _VINTAGE.fullmatch(step)):
         return False
     first_word = words_of(step[opener.end() if opener else 0 :])[:1]
     return ACTION_VERBS.isdisjoint(first_word)

@@ -1,4 +1,4 @@
-"""Field mapping from records of all known schemas to the form that `normalize` cleans."""
+"""Field mapping: records of all known schemas in the form that `normalize` cleans."""
 
 from __future__ import annotations
 
@@ -61,47 +61,59 @@ def records_of(
     raw: Mapping[str, Any], columns: tuple[tuple[str, str], ...], notes: Counter[str]
 ) -> Iterator[Record | str]:
     """Read the records in a raw record, or a reason for dropping it. A graph may have several."""
-    raw = {name: _shortened(value, notes, 1) for name, value in raw.items()}
+    raw = {name: _limit_size(value, notes, 1) for name, value in raw.items()}
+    if columns:
+        yield _record_of(raw, columns, notes)
+    elif is_schema_org(raw):
+        yield from _schema_org_records(raw, notes)
+    else:
+        yield _record_of(_unwrap(raw, notes), columns, notes)
 
-    if not columns and is_schema_org(raw):
-        nodes = recipe_nodes(raw)
-        for node in nodes:
-            unused = shape_of(tuple(node), _NODE).unused(node)
-            notes.update(f"{UNUSED}{name}" for name in unused)
-            yield _repaired(record_of_node(node, notes), notes)
-        if not nodes:
-            yield NO_NODE
-        return
 
-    if not columns and (recipe := unwrapped(raw)) is not raw:
-        around = (
-            name
+def _schema_org_records(
+    raw: Mapping[str, Any], notes: Counter[str]
+) -> Iterator[Record | str]:
+    nodes = recipe_nodes(raw)
+    for node in nodes:
+        unused = shape_of(tuple(node), _NODE).unused(node)
+        notes.update(f"{UNUSED}{name}" for name in unused)
+        yield _repair(record_of_node(node, notes), notes)
+    if not nodes:
+        yield NO_NODE
+
+
+def _unwrap(raw: Mapping[str, Any], notes: Counter[str]) -> Mapping[str, Any]:
+    """Return the recipe inside a wrapper, and note the wrapper's other fields as unused."""
+    recipe = unwrapped(raw)
+    if recipe is not raw:
+        notes.update(
+            f"{UNUSED}{name}"
             for name, value in raw.items()
             if value is not recipe and is_filled(value)
         )
-        notes.update(f"{UNUSED}{name}" for name in around)
-        raw = recipe
+    return recipe
 
+
+def _record_of(
+    raw: Mapping[str, Any], columns: tuple[tuple[str, str], ...], notes: Counter[str]
+) -> Record | str:
+    """Return the record of a recipe's fields, or the reason for dropping it."""
     shape = shape_of(tuple(raw), columns)
     notes.update(f"{UNUSED}{name}" for name in shape.unused(raw))
     if shape.schema == "foodcom":  # R writes NA for missing values
         raw = {name: None if value == "NA" else value for name, value in raw.items()}
 
     try:
-        record = _generic(raw, shape, notes)
+        record = _map_fields(raw, shape, notes)
         if adapt := _ADAPTERS.get(shape.schema):
-            adapt(
-                record,
-                {name: raw[field] for name, field in shape.folded.items()},
-                notes,
-            )
+            values = {name: raw[field] for name, field in shape.folded.items()}
+            adapt(record, values, notes)
     except BrokenListError:
-        yield BROKEN_LIST
-        return
-    yield _repaired(record, notes)
+        return BROKEN_LIST
+    return _repair(record, notes)
 
 
-def _shortened(value: Any, notes: Counter[str], depth: int) -> Any:
+def _limit_size(value: Any, notes: Counter[str], depth: int) -> Any:
     """Limit the texts in a value to `MAX_FIELD_CHARS` and its depth to `MAX_DEPTH`."""
     if isinstance(value, str):
         if len(value) <= MAX_FIELD_CHARS:
@@ -114,33 +126,43 @@ def _shortened(value: Any, notes: Counter[str], depth: int) -> Any:
         notes[f"values nested over {MAX_DEPTH} deep left out"] += 1
         return None
     if isinstance(value, list):
-        return [_shortened(item, notes, depth + 1) for item in value]
-    return {name: _shortened(item, notes, depth + 1) for name, item in value.items()}
+        return [_limit_size(item, notes, depth + 1) for item in value]
+    return {name: _limit_size(item, notes, depth + 1) for name, item in value.items()}
 
 
-def _repaired(record: Record, notes: Counter[str]) -> Record:
-    lines, steps = (
-        without_misprints(without_boilerplate(record.get(name) or [], notes), notes)
-        for name in ("ingredients", "directions")
-    )
+def _repair(record: Record, notes: Counter[str]) -> Record:
+    """Return a record whose ingredients and steps have no defects of scraping."""
+    lines = _repair_lines(record.get("ingredients"), notes)
+    steps = _repair_lines(record.get("directions"), notes)
+    lines = _without_second_list(lines, notes)
     if len(steps) == 1 and "\n" in steps[0]:
         steps = [line for line in steps[0].splitlines() if line.strip()]
-    # One line that repeats the line before it can be an ingredient of the next part.
-    n_repeated = sum(line == before for before, line in pairwise(lines))
-    shortest = 1 if n_repeated > 1 else MIN_DOUBLED_CHARS
-    lines = without_repeat(lines, notes, DOUBLED_LISTS, shortest=shortest)
     if only_a_link(steps):
         notes["steps that only link to a page"] += 1
         steps = []
     return record | {"ingredients": lines, "directions": steps}
 
 
-def _generic(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+def _repair_lines(lines: list[str] | None, notes: Counter[str]) -> list[str]:
+    """Return lines without the website's buttons and without misprints."""
+    return without_misprints(without_boilerplate(lines or [], notes), notes)
+
+
+def _without_second_list(lines: list[str], notes: Counter[str]) -> list[str]:
+    """Drop a second copy of the ingredients, and repetitions of the previous line."""
+    n_repeated = sum(line == before for before, line in pairwise(lines))
+    # A single short line that repeats the previous line can be an ingredient of the next part.
+    shortest = 1 if n_repeated > 1 else MIN_DOUBLED_CHARS
+    return without_repeat(lines, notes, DOUBLED_LISTS, shortest=shortest)
+
+
+def _map_fields(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+    """Return the record with our field names."""
     record = {role: raw[name] for role, name in shape.roles.items() if name in raw}
     record["title"] = text_of(record.get("title"))
     record.pop("steps", None)
-    record["ingredients"] = _first_lines(raw, shape, "ingredients", notes)
-    record["directions"] = _first_lines(raw, shape, "steps", notes)
+    record["ingredients"] = _lines_of_role(raw, shape, "ingredients", notes)
+    record["directions"] = _lines_of_role(raw, shape, "steps", notes)
     record["tags"] = [
         *words_in(record.get("tags")),
         *words_in(record.pop("cuisine", None)),
@@ -157,12 +179,15 @@ def _generic(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Recor
     return record | {n: raw[n] for n in shape.nutrients if n not in record}
 
 
-def _first_lines(
+def _lines_of_role(
     raw: Mapping[str, Any], shape: Shape, role: Role, notes: Counter[str]
 ) -> list[str]:
-    """Return the lines of the first non-empty field, of numbered fields, or inside the steps.
+    """Return the lines of the role's first non-empty field.
 
-    A broken list is an error only if it is the only field.
+    If all fields are empty, use numbered fields, then ingredients inside steps.
+
+    Raises:
+        BrokenListError: If the role has only one field and its list is broken.
     """
     of_ingredients = role == "ingredients"
     fields = shape.fields(role)
@@ -182,30 +207,29 @@ def _first_lines(
     return ingredients_in_steps(raw, shape, notes) if of_ingredients else []
 
 
-def _foodcom_raw(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
+def _adapt_foodcom_raw(
+    record: Record, raw: Mapping[str, Any], notes: Counter[str]
+) -> None:
     """Adapt RAW_recipes.csv: nutrition is kcal, then percent of daily values per serving."""
     for name in ("ingredients", "directions"):
         record[name] = untokenised(record[name], notes)
     record |= {"source": "food.com", "title": with_apostrophes(record["title"], notes)}
     numbers = _list_of(raw.get("nutrition"))
-    if len(numbers) == 1 + len(DAILY_VALUES) and all(
+    are_finite = all(
         isinstance(number, int | float) and abs(number) < _MOST for number in numbers
-    ):
-        record["nutrition"] = {"energy_kcal": numbers[0]} | {
-            name: round(percent / 100 * daily, 2)
-            for (name, daily), percent in zip(
-                DAILY_VALUES.items(), numbers[1:], strict=True
-            )
-        }
+    )
+    if are_finite and len(numbers) == 1 + len(DAILY_VALUES):
+        nutrition = {"energy_kcal": numbers[0]}
+        for name, percent in zip(DAILY_VALUES, numbers[1:], strict=True):
+            nutrition[name] = round(percent / 100 * DAILY_VALUES[name], 2)
+        record["nutrition"] = nutrition
 
 
-def _foodcom(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
+def _adapt_foodcom(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
     """Adapt recipes.csv and recipes.parquet. Quantities without a unit ("1/4") are omitted."""
     record |= {"source": "food.com", "servings": raw.get("recipeservings")}
-    parts, quantities = (
-        record["ingredients"],
-        _list_of(raw.get("recipeingredientquantities")),
-    )
+    parts = record["ingredients"]
+    quantities = _list_of(raw.get("recipeingredientquantities"))
     if len(quantities) != len(parts):
         return
     for at, quantity in enumerate(quantities):
@@ -215,33 +239,38 @@ def _foodcom(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> Non
             notes["quantities without a unit left out"] += bool(quantity)
 
 
-def _recipenlg(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
+def _adapt_recipenlg(
+    record: Record, raw: Mapping[str, Any], notes: Counter[str]
+) -> None:
+    """Adapt RecipeNLG: join the steps that its scraper split, and use the link as the source."""
     record["directions"] = rejoined(record["directions"], notes, anywhere=True)
     record["source"] = text_of(raw.get("link")) or record["source"]
 
 
-def _spoonacular(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
+def _adapt_spoonacular(
+    record: Record, raw: Mapping[str, Any], notes: Counter[str]
+) -> None:
     """Adapt the API's response, complete or as a table with reprs in its cells."""
     names = ("cuisines", "dishtypes", "diets")
     record["tags"] = [tag for name in names for tag in words_in(raw.get(name))]
     record["source"] = text_of(raw.get("sourceurl"))
-    if str(record.get("minutes")) in _API_DEFAULT_MINUTES and not raw.get(
-        "cookingminutes"
-    ):
+    is_default = str(record.get("minutes")) in _API_DEFAULT_MINUTES
+    if is_default and not raw.get("cookingminutes"):
         notes["times that are only the API's default"] += 1
         record["minutes"] = None
 
 
 # Adapters for collections that need more than their field names.
 _ADAPTERS: dict[str, Callable[[Record, Mapping[str, Any], Counter[str]], None]] = {
-    "foodcom-raw": _foodcom_raw,
-    "foodcom": _foodcom,
-    "recipenlg": _recipenlg,
-    "spoonacular": _spoonacular,
+    "foodcom-raw": _adapt_foodcom_raw,
+    "foodcom": _adapt_foodcom,
+    "recipenlg": _adapt_recipenlg,
+    "spoonacular": _adapt_spoonacular,
 }
 
 
 def _list_of(value: Any) -> list[Any]:
+    """Return a list, a printed list, or a list of one text."""
     value = printed(value)
     if isinstance(value, str):
         return [value]

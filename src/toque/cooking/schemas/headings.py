@@ -1,4 +1,4 @@
-"""Headings and lists among scraped steps. They are joined to their steps and counted.
+"""Headings and lists among scraped steps: they are joined to their steps and counted.
 
 A page has "For the salsa" or "Knead the dough" on a separate line, or a list of foods among
 its steps. A model would learn them as steps.
@@ -50,7 +50,9 @@ _BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
 _INGREDIENTS: Final = re.compile(r"\W*ingredients?\W*", re.IGNORECASE)
 # Maximum characters of a heading, unless a heading precedes every paragraph.
 _SHORT: Final = 40
-_MIN_STOPS: Final = 0.75  # minimum share of longer lines with a full stop, see `_heads`
+_MIN_STOPS: Final = (
+    0.75  # minimum share of longer lines with a full stop, see `_find_headings`
+)
 _STOPS: Final = frozenset('.!?)]…"”')
 _SENTENCE_ENDS: Final = frozenset(".!?")
 _DIGIT: Final = re.compile(r"\d(?!(?:st|nd|rd|th) )")
@@ -81,28 +83,38 @@ def with_headings_joined(
     steps: tuple[str, ...], notes: Counter[str]
 ) -> tuple[str, ...]:
     """Join lines that only introduce a step or name a food to their steps. `notes` counts them."""
+    steps = _with_headings_parted(_with_lists_joined(steps, notes), notes)
     joined_steps: list[str] = []
     heading = ""
-    steps = _with_headings_parted(_with_lists_joined(steps, notes), notes)
-    heads = _heads(steps)
-    for step, is_head in zip(steps, heads, strict=True):
-        if len(step) <= _SHORT and step.strip(" :.*_#-=").casefold() in _BARE:
+    for step, is_heading in zip(steps, _find_headings(steps), strict=True):
+        is_link = is_heading and _SLUG.fullmatch(step) is not None
+        if is_link or _is_bare(step):
             notes[HEADINGS] += 1
-            continue
-        if is_head:
-            slug = _SLUG.fullmatch(step)
-            heading += "" if slug else f"{step}: "
-            notes[HEADINGS if slug else PARTS] += 1
-            continue
-        head, colon, rest = step[: _SHORT + 1].partition(":")
-        if colon and rest.strip() and head.strip(" .*_#-=").casefold() in _ANNOUNCED:
-            notes[HEADINGS] += 1
-            step = step[len(head) + 1 :].lstrip(" *_")  # noqa: PLW2901
-        joined_steps.append(with_heading(heading, step))
-        heading = ""
+        elif is_heading:
+            heading += f"{step}: "
+            notes[PARTS] += 1
+        else:
+            instructions = _without_announcement(step, notes)
+            joined_steps.append(with_heading(heading, instructions))
+            heading = ""
     if heading:
         joined_steps.append(heading.rstrip(": "))
     return tuple(joined_steps)
+
+
+def _is_bare(step: str) -> bool:
+    """Return whether a line only announces steps, e.g. "Procedure:"."""
+    return len(step) <= _SHORT and step.strip(" :.*_#-=").casefold() in _BARE
+
+
+def _without_announcement(step: str, notes: Counter[str]) -> str:
+    """Remove a word such as "Method:" from the beginning of a step."""
+    head, colon, rest = step[: _SHORT + 1].partition(":")
+    is_announced = head.strip(" .*_#-=").casefold() in _ANNOUNCED
+    if not (is_announced and colon and rest.strip()):
+        return step
+    notes[HEADINGS] += 1
+    return step[len(head) + 1 :].lstrip(" *_")
 
 
 def with_heading(heading: str, step: str) -> str:
@@ -125,80 +137,88 @@ def _with_headings_parted(
         return steps
     parted: list[str] = []
     heading = ""
-    for n, step in enumerate(steps, start=1):
+    for step, following in zip(steps, (*steps[1:], ""), strict=True):
         line = heading + step
         heading = ""
-        if step[-1:] not in _STOPS and (
-            words := _AT_END.search(step, max(0, len(step) - 2 * _SHORT))
-        ):
-            is_advert = words[1].casefold() in _ADVERTS
-            if is_advert or (n < len(steps) and _heads_part(words[1])):
-                line = line[: len(line) - len(words[0])]
-                heading = "" if is_advert else f"{words[1]}: "
-                notes[HEADINGS if is_advert else PARTS] += 1
+        if words := _words_at_end(step):
+            if words.casefold() in _ADVERTS:
+                line = line.removesuffix(f" {words}")
+                notes[HEADINGS] += 1
+            elif following and _heads_part(words):
+                line = line.removesuffix(f" {words}")
+                heading = f"{words}: "
+                notes[PARTS] += 1
         parted.append(line)
     return tuple(parted)
 
 
+def _words_at_end(step: str) -> str:
+    """Return the capitalised words after the last sentence of a step, or ""."""
+    if step[-1:] in _STOPS:
+        return ""
+    match = _AT_END.search(step, max(0, len(step) - 2 * _SHORT))
+    return match[1] if match else ""
+
+
 def _heads_part(words: str) -> bool:
-    """Return whether words after the last sentence of a step name the product of the next step."""
+    """Return whether words after the last sentence of a step name what the next step makes."""
     names = words_of(words)
     if max(map(len, names)) < _MIN_WORD_CHARS:
         return False
     return names[-1] in PART_NOUNS or VERB_FORMS.isdisjoint(names)
 
 
-def _heads(steps: tuple[str, ...]) -> list[bool]:
+def _find_headings(steps: tuple[str, ...]) -> list[bool]:
     """Return True for each line that is a heading of the next line."""
-    ends = "".join(".-"[step[-1:] not in _STOPS] for step in steps)
     if all(step[-1:] in _SENTENCE_ENDS for step in steps):
-        return [False] * len(steps)
-    # A heading before every paragraph may be longer.
-    max_chars = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
-    # A step without a full stop is not a heading if the next step has one and is not longer.
-    even = any(
-        ends[i : i + 2] == "-." and len(a) >= len(b)
-        for i, (a, b) in enumerate(pairwise(steps))
-    )
-    if "---" in ends or ends[-1] == "-" or even:
-        max_chars = _SHORT
-    stops = [
-        end == "."
-        for step, end in zip(steps, ends, strict=True)
-        if len(step) > max_chars
-    ]
-    every = all(stops)
-    mostly = bool(stops) and sum(stops) >= _MIN_STOPS * len(stops)
-    return [
-        bool(following)
-        and (
+        return [False for _ in steps]
+    max_chars = _max_heading_chars(steps)
+    stops = [step[-1:] in _STOPS for step in steps if len(step) > max_chars]
+    all_stop = all(stops)
+    most_stop = bool(stops) and sum(stops) >= _MIN_STOPS * len(stops)
+
+    headings: list[bool] = []
+    for step, following in pairwise((*steps, "")):
+        is_heading = bool(following) and (
             _is_part(step)
-            or (every and _is_heading(step, following, max_chars))
-            or (
-                mostly and following[-1] in _STOPS and _is_name_of_part(step, following)
-            )
+            or (all_stop and _is_heading(step, following, max_chars))
+            or (most_stop and _is_name_of_part(step, following))
         )
-        for step, following in zip(steps, (*steps[1:], ""), strict=True)
-    ]
+        headings.append(is_heading)
+    return headings
+
+
+def _max_heading_chars(steps: tuple[str, ...]) -> int:
+    """Return the maximum characters of a heading. A heading before every paragraph may be long."""
+    ends = "".join("." if step[-1:] in _STOPS else "-" for step in steps)
+    if not 3 <= ends.count("-") <= 2 * ends.count("."):
+        return _SHORT
+    if "---" in ends or ends[-1] == "-":
+        return _SHORT
+    # A step without a full stop is not a heading if the next step has one and is not longer.
+    for n, (step, following) in enumerate(pairwise(steps)):
+        if ends[n : n + 2] == "-." and len(step) >= len(following):
+            return _SHORT
+    return 2 * _SHORT
 
 
 def _is_heading(step: str, following: str, max_chars: int) -> bool:
     """Return whether a few words without a full stop introduce a step, if long steps have one."""
+    # At most 5 words, or 16 if a heading precedes every paragraph.
     max_words = max_chars // 8 if max_chars == _SHORT else max_chars // 5
-    short = len(step) <= max_chars and len(step.split()) <= max_words
-    tells = max_chars > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
-    return (
-        short
-        and tells
-        and step[:1].isupper()
-        and step[-1:].isalpha()
-        and not _DIGIT.search(step)
-    )
+    if len(step) > max_chars or len(step.split()) > max_words:
+        return False
+    if not step[:1].isupper() or not step[-1:].isalpha() or _DIGIT.search(step):
+        return False
+    # A short line after a short line may be an item of a list.
+    return max_chars > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
 
 
 def _is_name_of_part(step: str, following: str) -> bool:
-    """Return whether a line names the product of the next line, if most long steps have a stop."""
-    if len(following) <= len(step) or not following[:1].isupper():
+    """Return whether a line names what the next line makes, if most long steps have a full stop."""
+    if following[-1] not in _STOPS or not following[:1].isupper():
+        return False
+    if len(following) <= len(step):
         return False
     if _SLUG.fullmatch(step):
         return True
@@ -231,27 +251,38 @@ def _is_part(step: str) -> bool:
 def _with_lists_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
     """Join two or more foods on separate lines to the step before them."""
     n_stops = sum(step[-1:] in _STOPS for step in steps)
+    # Steps without full stops look like foods.
     if not 0 < n_stops < len(steps) - 1 or not steps[0][:1].isupper():
         return steps
     joined_steps: list[str] = []
     foods: list[str] = []
-    for step in (*steps, ""):
+    for step in steps:
         if step and _names_food(step):
             foods.append(step)
             continue
-        if foods and _INGREDIENTS.fullmatch(foods[0]):
-            notes[INGREDIENTS] += 1
-            foods = []
-        if len(foods) > 1:
-            notes[LISTS] += 1
-            foods = ["; ".join(foods)]
-            if joined_steps and joined_steps[-1][-1] not in _STOPS:
-                mark = "; " if ":" in joined_steps[-1].rstrip(": ") else ": "
-                foods = [f"{joined_steps.pop().rstrip(':;, ')}{mark}{foods[0]}"]
-        joined_steps += foods
+        _append_foods(joined_steps, foods, notes)
         foods = []
-        joined_steps += [step] if step else []
+        if step:
+            joined_steps.append(step)
+    _append_foods(joined_steps, foods, notes)
     return tuple(joined_steps)
+
+
+def _append_foods(steps: list[str], foods: list[str], notes: Counter[str]) -> None:
+    """Append several foods to the last step if it has no full stop, or as a new step."""
+    if foods and _INGREDIENTS.fullmatch(foods[0]):
+        notes[INGREDIENTS] += 1  # the recipe's ingredients, which a prompt already has
+        return
+    if len(foods) < 2:
+        steps += foods
+        return
+    notes[LISTS] += 1
+    line = "; ".join(foods)
+    if steps and steps[-1][-1] not in _STOPS:
+        before = steps.pop()
+        mark = "; " if ":" in before.rstrip(": ") else ": "
+        line = f"{before.rstrip(':;, ')}{mark}{line}"
+    steps.append(line)
 
 
 def _names_food(step: str) -> bool:

@@ -50,15 +50,20 @@ def lines_in(
         return reader.ingredients(value) if commas else reader.steps(value)
     if "\n" in value or _MARKUP.search(value):
         return [_BRACKETED.sub(r"\1:", value)]  # cleaning splits it into lines
-    separator = next((mark for mark in ("|;" if commas else "|") if mark in value), "")
+    return _split_text(value, commas=commas)
+
+
+def _split_text(text: str, *, commas: bool) -> list[str]:
+    """Split a text on one line at its strongest separator: "|", then ";", then commas."""
+    separator = next((mark for mark in ("|;" if commas else "|") if mark in text), "")
     if separator:
-        parts = value.split(separator)
+        parts = text.split(separator)
     elif not commas:
-        return [value]
-    elif any(map(str.isdigit, value)):
-        parts = _AMOUNT_FOLLOWS.split(value)
-    else:  # names only
-        parts = value.split(",")
+        return [text]
+    elif any(map(str.isdigit, text)):  # "1 onion, chopped" is one ingredient
+        parts = _AMOUNT_FOLLOWS.split(text)
+    else:
+        parts = text.split(",")
     return [part.strip() for part in parts]
 
 
@@ -79,11 +84,9 @@ def words_in(value: Any) -> list[str]:
         return [word for part in value.split(",") if (word := part.strip())]
     if isinstance(value, dict):
         return words_in(value.get("name"))
-    return (
-        [word for item in value for word in words_in(item)]
-        if isinstance(value, list)
-        else []
-    )
+    if not isinstance(value, list):
+        return []
+    return [word for item in value for word in words_in(item)]
 
 
 def printed(value: Any, *, strict: bool = False) -> Any:
@@ -103,6 +106,8 @@ def printed(value: Any, *, strict: bool = False) -> Any:
 
 
 MAX_DEPTH = 24  # maximum depth; recipes need three, and more could exhaust the stack
+
+_MAX_DIGITS = 18  # maximum characters of an integer; more may not fit 64 bits
 
 _TOKEN = re.compile(
     r"""\s*+(?:
@@ -165,6 +170,7 @@ class _Parser:
         self._advance()
 
     def all(self) -> list[Any]:
+        """Return all values of the text."""
         values: list[Any] = []
         while self._kind != "end":
             values.append(self._value(0))
@@ -184,6 +190,7 @@ class _Parser:
         self._at = match.end()
 
     def _skip(self, mark: str) -> bool:
+        """Skip the token if it is this mark. Return whether it was skipped."""
         if self._kind == "mark" and self._token == mark:
             self._advance()
             return True
@@ -197,9 +204,8 @@ class _Parser:
         if kind == "string":
             return _unquoted(text)
         if kind == "number":
-            return (
-                float(text) if set(text) & set(".eE") or len(text) > 18 else int(text)
-            )
+            is_integer = set(text).isdisjoint(".eE") and len(text) <= _MAX_DIGITS
+            return int(text) if is_integer else float(text)
         if kind == "name":
             return self._named(text, depth)
         if text in ("[", "("):
@@ -234,6 +240,7 @@ class _Parser:
         return values_by_key
 
     def _named(self, name: str, depth: int) -> Any:
+        """Return the value of a constant or a call, e.g. `NA` or `c("a", "b")`."""
         if not self._skip("("):
             if name not in _NAMES:
                 raise ValueError(f"unexpected {name!r}")
@@ -246,6 +253,7 @@ class _Parser:
 
 
 def _unquoted(token: str) -> str:
+    """Return the content of a quoted string, which may have a prefix such as b or u."""
     body = token[1 if token[0] in "'\"" else 2 : -1]
     if "\\" not in body:
         return body
@@ -256,6 +264,7 @@ def _unquoted(token: str) -> str:
 
 
 def _unescaped(match: re.Match[str]) -> str:
+    """Return the character of an escape sequence. Unknown sequences stay as they are."""
     for group, base in ((1, 16), (2, 16), (3, 16), (4, 8)):
         if match[group]:
             code = int(match[group], base)

@@ -1,4 +1,4 @@
-"""Normalisation of a record in our field names to a clean `Recipe`, or a reason for dropping it.
+"""Normalisation: a clean `Recipe` from a record with our field names, or a reason to drop it.
 
 `fields` maps every schema to these fields: title; ingredients and directions as lists of lines; and
 optionally tags, servings, minutes, prep_time, cook_time, source, difficulty, nutrition_class, and
@@ -50,19 +50,20 @@ MIN_STEP_CHARS = 20
 # Minimum words of shorter steps with instructions: "Mix and bake." is enough.
 MIN_STEP_WORDS = 3
 
+_LONG_LINES = (
+    f"ingredient lines over {MAX_CHARS:,} characters, only their beginning parsed"
+)
 _MOST_MINUTES = 1e9  # also the bound of every other number of a record
 _T = TypeVar("_T", bound=str)
 
 
 def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason:
     """Return the clean recipe of a record, or a reason for dropping it. `notes` counts repairs."""
-    title = record.get("title")
-    title = title if isinstance(title, str) else ""
-
-    lines, steps = _texts(record.get("ingredients")), _texts(record.get("directions"))
+    lines = _texts(record.get("ingredients"))
+    steps = _texts(record.get("directions"))
     steps = [listed_lines(text, notes) if "\n \t" in text else text for text in steps]
-    title = without_misprints([clean_title(title, notes)], notes)[0]
-    if not (title.isalnum() or any(map(str.isalnum, title))):
+    title = _title_of(record, notes)
+    if not any(map(str.isalnum, title)):
         return "no title"
 
     n_steps_before = notes[STEPS_IN_LIST]
@@ -72,87 +73,118 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     if notes[STEPS_IN_LIST] - n_steps_before > MOST_STEPS_IN_LIST:
         return "steps among the ingredients"
 
-    directions = tuple(without_repeat(list(clean_steps(steps, notes)), notes))
-    directions = without_credits(directions, notes)
-    directions = with_headings_joined(directions, notes)
-
-    title_words = {*words_of(title), "recipe"}
-    if title_words.issuperset(chain.from_iterable(map(words_of, directions))):
-        directions = ()  # a link that has the title
+    directions = _directions_of(steps, title, notes)
     if not ingredients:
         return "no ingredients"
-    notes[
-        f"ingredient lines over {MAX_CHARS:,} characters, only their beginning parsed"
-    ] += sum(len(line) > MAX_CHARS for line in ingredients)
+    n_long_lines = sum(len(line) > MAX_CHARS for line in ingredients)
+    notes[_LONG_LINES] += n_long_lines
 
     if not directions:
         return "no steps"
     if damage := _damage(ingredients, directions):
         return damage
+    recipe = _with_details(record, title, ingredients, directions, notes)
+    return _damage_of_text(to_text(recipe)) or recipe
 
-    source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
+
+def _title_of(record: Mapping[str, Any], notes: Counter[str]) -> str:
+    """Return the clean title of a record, or "" if its title is not a text."""
+    title = record.get("title")
+    title = title if isinstance(title, str) else ""
+    return without_misprints([clean_title(title, notes)], notes)[0]
+
+
+def _directions_of(
+    steps: list[str], title: str, notes: Counter[str]
+) -> tuple[str, ...]:
+    """Return the clean steps, or none if they are only a link with the recipe's title."""
+    directions = tuple(without_repeat(list(clean_steps(steps, notes)), notes))
+    directions = without_credits(directions, notes)
+    directions = with_headings_joined(directions, notes)
+    words = chain.from_iterable(map(words_of, directions))
+    is_link = {*words_of(title), "recipe"}.issuperset(words)
+    return () if is_link else directions
+
+
+def _with_details(
+    record: Mapping[str, Any],
+    title: str,
+    ingredients: tuple[str, ...],
+    directions: tuple[str, ...],
+    notes: Counter[str],
+) -> Recipe:
+    """Return the recipe with the record's tags, times, servings, nutrition and labels."""
+    tags = record.get("tags")
     tags = tags.split(",") if isinstance(tags, str) else _texts(tags)
 
-    minutes, prep, cook = map(
-        _duration, map(record.get, ("minutes", "prep_time", "cook_time"))
-    )
+    minutes = _duration(record.get("minutes"))
     if minutes is None:
-        minutes = (prep or 0) + (cook or 0) or None
+        preparation = _duration(record.get("prep_time")) or 0
+        cooking = _duration(record.get("cook_time")) or 0
+        # Two missing times are an unknown time, not 0 minutes.
+        minutes = preparation + cooking or None
 
-    recipe = Recipe(
+    source = record.get("source")
+    nutrition = record.get("nutrition")
+    facts = nutrition if isinstance(nutrition, dict) else record
+    return Recipe(
         title=title,
         ingredients=ingredients,
         steps=directions,
         tags=tuple(tag for text in tags if (tag := clean_text(text, notes))),
-        servings=_whole(record.get("servings")),
+        servings=_round_count(record.get("servings")),
         minutes=minutes,
         source=source if isinstance(source, str) else "",
-        nutrition=nutrients_of(nutrition if isinstance(nutrition, dict) else record)
-        or None,
+        nutrition=nutrients_of(facts) or None,
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
 
-    text = to_text(recipe)
+
+def _damage_of_text(text: str) -> Reason | None:
+    """Return the reason for dropping a recipe with this text, or None."""
     if _is_short(text, MIN_CHARS):
         return "too short"
     if not text.isascii() and LOST_FRACTION.search(text):
         return "lost fraction"
-    return "lost fraction" if any(map(text.__contains__, LOST_NUMBERS)) else recipe
+    return "lost fraction" if any(map(text.__contains__, LOST_NUMBERS)) else None
 
 
 def _damage(ingredients: tuple[str, ...], steps: tuple[str, ...]) -> Reason | None:
     """Return the reason for dropping a recipe with incomplete steps or ingredients."""
     if any(map(is_cut_off, steps)):
         return "text cut off"
-    if len(ingredients) <= MOST_LINES_OF_LIST and any(
-        map(is_list_in_line, ingredients)
-    ):
+    has_few_lines = len(ingredients) <= MOST_LINES_OF_LIST
+    if has_few_lines and any(map(is_list_in_line, ingredients)):
         return "ingredients on one line"
     if _is_short("".join(steps), MIN_STEP_CHARS):
         words = " ".join(steps).split()
         if len(words) < MIN_STEP_WORDS or not any(map(has_action_verb, steps)):
             return "too short"
-    return None if any(map(tells_how, steps)) else "no method"
+    if not any(map(tells_how, steps)):
+        return "no method"
+    return None
 
 
 def _is_short(text: str, fewest: int) -> bool:
     """Return whether a text is too short. A wide character, e.g. in Chinese, counts as three."""
-    missing = fewest - len(text)
-    return missing > 0 and 2 * sum(east_asian_width(c) in "WF" for c in text) < missing
+    n_missing = fewest - len(text)
+    if n_missing <= 0:
+        return False
+    n_wide = sum(east_asian_width(character) in "WF" for character in text)
+    return 2 * n_wide < n_missing  # its length already counts each wide character once
 
 
 def _texts(value: Any) -> list[str]:
+    """Return a text, or the texts of a list, as a list."""
     if isinstance(value, str):
         return [value]
-    return (
-        [item for item in value if isinstance(item, str)]
-        if isinstance(value, list)
-        else []
-    )
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, str)]
 
 
-def _whole(value: Any) -> int | None:
+def _round_count(value: Any) -> int | None:
     """Round a number, or the first number of a text ("4 servings"). Return None below 1."""
     amount = _amount(value)
     return round(amount[0]) if amount is not None and amount[0] >= 1 else None
@@ -162,11 +194,14 @@ def _duration(value: Any) -> int | None:
     """Return minutes from a number, or from a text with `minutes_of`. A bare number is minutes."""
     minutes = minutes_of(value) if isinstance(value, str) else None
     if minutes is None:
-        return _whole(value)
-    return round(minutes) or None if minutes < _MOST_MINUTES else None
+        return _round_count(value)
+    if minutes >= _MOST_MINUTES:
+        return None
+    return round(minutes) or None  # 0 minutes are an unknown time
 
 
 def _label(value: Any, allowed: tuple[_T, ...]) -> _T | None:
+    """Return the allowed label that equals a text in any case, or None."""
     if not isinstance(value, str):
         return None
     folded = value.casefold()
@@ -201,6 +236,7 @@ _AMOUNT: Final = re.compile(
     r"(?:([1-9]\d{0,2}+(?:[, \xa0\u202f]\d{3})++(?:\.\d++)?+(?![\d,]))|(\d++(?:[.,]\d++)?+))"
     r"\s*+([a-zA-Zµ]*+)"
 )
+_MAX_DIGITS: Final = 9  # maximum characters of a plausible number
 _BETWEEN_THOUSANDS: Final = re.compile(r"[, \xa0\u202f]")
 _KILOJOULES: Final = frozenset({"kj", "kilojoule", "kilojoules"})
 _MASS: Final = re.compile(
@@ -214,10 +250,10 @@ _MIN_SERVING_G: Final = 5.0
 @lru_cache(maxsize=1024)
 def nutrient_fields(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return pairs of field name and nutrient. If fields share a nutrient, the first one counts."""
-    nutrient_of_name = (
-        (name, _FIELDS.get(_NOT_FOLDED.sub("", name.lower()))) for name in names
-    )
-    return tuple((name, what) for name, what in nutrient_of_name if what is not None)
+    nutrient_of_name = {
+        name: _FIELDS.get(_NOT_FOLDED.sub("", name.lower())) for name in names
+    }
+    return tuple((name, what) for name, what in nutrient_of_name.items() if what)
 
 
 def nutrients_of(facts: Mapping[str, Any]) -> dict[str, float]:
@@ -232,17 +268,15 @@ def nutrients_of(facts: Mapping[str, Any]) -> dict[str, float]:
     for name, what in nutrient_fields(tuple(facts)):
         if what in nutrients:
             continue
-        value = (
-            _serving_g(facts[name])
-            if what == "serving_g"
-            else _figure(facts[name], what)
-        )
+        is_serving = what == "serving_g"
+        value = _serving_g(facts[name]) if is_serving else _figure(facts[name], what)
         if value is not None:
             nutrients[what] = value
     return nutrients
 
 
 def _figure(value: Any, what: str) -> float | None:
+    """Return the amount of a nutrient in kcal, mg of sodium, or g. Numbers have this unit."""
     amount = _amount(value)
     if amount is None:
         return None
@@ -274,6 +308,6 @@ def _amount(value: Any) -> tuple[float, str] | None:
         return None
     thousands, plain_digits, unit = match.groups()
     digits = plain_digits or _BETWEEN_THOUSANDS.sub("", thousands)
-    return (
-        (float(digits.replace(",", ".")), unit.casefold()) if len(digits) <= 9 else None
-    )
+    if len(digits) > _MAX_DIGITS:
+        return None
+    return float(digits.replace(",", ".")), unit.casefold()

@@ -1,4 +1,4 @@
-"""Recipe reader from files of all known schemas, recognised by content, to examples."""
+"""Recipe reader: examples from files of all known schemas, which it recognises by content."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Self, cast
 
@@ -15,6 +16,7 @@ from toque.cooking.recipe import Recipe
 from toque.cooking.schemas.columns import (
     PAIRS,
     ROLES,
+    Shape,
     refuse_cut_schema,
     schema_of_records,
     shape_of,
@@ -56,8 +58,11 @@ from toque.sources.records import (
     unpack,
 )
 
-_READ = {**RECORD_FUNCTIONS, "page": page_records}
+_RECORDS_OF_KIND = {**RECORD_FUNCTIONS, "page": page_records}
 _MARKUP_NAMES = ("@type", "@graph", "@context")
+# Maximum size of a column name in a table without a known column.
+_MAX_NAME_CHARS = 40
+_MAX_NAME_WORDS = 4
 
 
 @dataclass(frozen=True)
@@ -97,18 +102,19 @@ class RecipeReader:
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read blocks of `path` in the schema of its content. Errors are as in `schema`."""
-        return self._recognised(path)[1]()
+        return self._recognise(path)[1]()
 
     def examples(self, block: Block) -> BlockExamples:
         """Return the examples of each usable recipe, and the reasons for dropping other recipes."""
         examples: list[Example] = []
         per_record: list[int] = []
         dropped: dict[str, list[int]] = {}
+        dropped_texts: dict[int, str] = {}
         notes: Counter[str] = Counter()
-        texts: dict[int, str] = {}
-        read = 0
+        n_read = 0
+
         for number, recipe, raw in self.recipes(block, notes):
-            read += 1
+            n_read += 1
             examples_or_reason: list[Example] | str = (
                 recipe
                 if isinstance(recipe, str)
@@ -118,28 +124,22 @@ class RecipeReader:
                 examples += examples_or_reason
                 per_record.append(len(examples_or_reason))
                 continue
+
             numbers = dropped.setdefault(examples_or_reason, [])
-            if (
-                len(numbers) < PER_REASON
-            ):  # the record's fields, or bytes if they cannot be read
-                text: str | bytes = b""
-                if not isinstance(raw, str):
-                    text = attempt(json.dumps, raw, ensure_ascii=False, default=str)
-                elif (contents := unpack(block)).kind in ("json-lines", "json"):
-                    text = line_of(contents, number)
-                if text:
-                    texts[number] = shortened(text)
+            if len(numbers) < PER_REASON and (text := _text_of(block, number, raw)):
+                dropped_texts[number] = shortened(text)
             numbers.append(number)
-        unused = {
-            n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)
-        }
-        counted = {
-            n: count for n, count in notes.items() if count and not n.startswith(UNUSED)
-        }
-        unused = most_frequent(Counter(unused))
-        n_used = len(per_record)
+
+        remarks, unused = _split_notes(notes)
         return BlockExamples(
-            examples, read, n_used, dropped, counted, unused, texts, per_record
+            examples,
+            n_read,
+            len(per_record),
+            dropped,
+            remarks,
+            unused,
+            dropped_texts,
+            per_record,
         )
 
     def schema(self, path: Path) -> str:
@@ -150,22 +150,24 @@ class RecipeReader:
             TextRecordsError: If its records contain a text, or prompts and answers, not recipes.
             DataError: If it cannot be read, lacks a part of a recipe, or is damaged.
         """
-        return self._recognised(path)[0]
+        return self._recognise(path)[0]
 
-    def _recognised(self, path: Path) -> tuple[str, Callable[[], Iterator[Block]]]:
+    def _recognise(self, path: Path) -> tuple[str, Callable[[], Iterator[Block]]]:
+        """Return a file's schema and a function that reads its blocks. Raises as `schema`."""
         start, is_entire_file = head(path, encoding=self.encoding)
         layout = structured_layout(
             path, start, is_entire_file=is_entire_file, encoding=self.encoding
         )
         if layout is None and is_page(start):
-            return "web-page", lambda: page_blocks(path, encoding=self.encoding)
-        layout = layout or table_layout(
-            path,
-            start,
-            is_entire_file=is_entire_file,
-            n_known=_n_parts,
-            encoding=self.encoding,
-        )
+            return "web-page", partial(page_blocks, path, encoding=self.encoding)
+        if layout is None:
+            layout = table_layout(
+                path,
+                start,
+                is_entire_file=is_entire_file,
+                n_known=_n_parts,
+                encoding=self.encoding,
+            )
         if layout is None or (not self.columns and _is_prose(layout)):
             raise UnknownFormatError(
                 f"{path} is of no known recipe format: it begins {first_line(start)!r}. Recipes "
@@ -177,32 +179,33 @@ class RecipeReader:
             raise RefusedFileError(
                 f"{path} is JSON without a single record in it.", "no record in it"
             )
-        is_json = layout.name.startswith("json")
-        sample = tuple(map(dict, map(unwrapped, layout.sample)))
-        if not self.columns and sample != layout.sample:
-            fields = dict.fromkeys(name for record in sample for name in record)
-            layout = replace(layout, sample=sample, fields=tuple(fields))
+
+        if not self.columns:
+            layout = _without_wrappers(layout)
         shape = shape_of(layout.fields, tuple(self.columns.items()))
-        if not is_json or (
-            layout.sample and not any(n in layout.fields for n in _MARKUP_NAMES)
-        ):
+        if _has_known_fields(layout):
             refuse_cut_schema(path, layout, shape, self.columns)
         needed = {*layout.text_columns, *shape.roles.values(), *shape.numbered_fields}
-        read = [name for name in layout.fields if name in needed]
+        fields = [name for name in layout.fields if name in needed]
+        return self._schema_name(layout, shape), partial(layout.blocks, fields)
+
+    def _schema_name(self, layout: FileLayout, shape: Shape) -> str:
+        """Return the schema's name, or the layout's name if the schema is not known."""
+        # Only Parquet and Arrow keep a schema's name if the user names columns.
+        if self.columns and layout.name not in ("parquet", "arrow"):
+            return layout.name
         schema = shape.schema
-        if is_json:
+        if layout.name.startswith("json"):
             schema = schema_of_records(layout.sample, in_dict=layout.in_dict)
-        named = self.columns and layout.name not in ("parquet", "arrow")
-        schema = layout.name if schema == "generic" or named else schema
-        return schema, lambda: layout.blocks(read)
+        return layout.name if schema == "generic" else schema
 
     def recipes(
         self, block: Block, notes: Counter[str]
     ) -> Iterator[tuple[int, Recipe | str, Raw]]:
-        """Read the number, clean recipe or reason for dropping it, and raw form of each record."""
+        """Read the number, recipe or reason for dropping it, and raw form of each record."""
         contents = unpack(block)
         columns = tuple(sorted(self.columns.items()))
-        for number, raw in _READ[contents.kind](contents):
+        for number, raw in _RECORDS_OF_KIND[contents.kind](contents):
             if isinstance(raw, str):
                 yield number, raw, raw
                 continue
@@ -220,7 +223,7 @@ def reader_for(
     encoding: str = UTF_8,
     tasks: Mapping[str, TaskTemplate] | None = None,
 ) -> RecordReader:
-    """Return the reader for these columns. Without columns, read recipes or the user's `tasks`.
+    """Return the reader for these columns. Without columns, it reads recipes or the user's `tasks`.
 
     Raises:
         ConfigError: If columns are unknown.
@@ -255,14 +258,58 @@ def _n_parts(fields: tuple[str, ...]) -> int:
 
 
 def _is_prose(layout: FileLayout) -> bool:
-    """Return whether a supposed table has no recipe column and no plausible column names."""
-    shape = shape_of(layout.fields)
-    has_known_columns = len(shape.missing) < 3 or any(
-        shape.folded.keys() >= {*pair} for pair in PAIRS
-    )
-    if layout.name not in ("csv", "tsv") or has_known_columns:
+    """Return whether a supposed table is a text with commas or tabs.
+
+    A text has no column of a recipe or a prompt. In addition, its lines do not fit its first line,
+    or its first line has parts that are too long for column names.
+    """
+    if layout.name not in ("csv", "tsv") or _n_parts(layout.fields) > 0:
         return False
-    are_names = all(
-        len(name) <= 40 and len(name.split()) <= 4 for name in layout.fields
-    )
-    return not (layout.fits and are_names)
+    folded_names = shape_of(layout.fields).folded.keys()
+    if any(folded_names >= set(pair) for pair in PAIRS):
+        return False
+    return not layout.fits or not all(map(_may_be_name, layout.fields))
+
+
+def _may_be_name(text: str) -> bool:
+    """Return whether a part of a table's first line is short enough for a column name."""
+    return len(text) <= _MAX_NAME_CHARS and len(text.split()) <= _MAX_NAME_WORDS
+
+
+def _without_wrappers(layout: FileLayout) -> FileLayout:
+    """Return a layout whose sample has the recipes inside wrappers such as {"recipe": {...}}."""
+    sample = tuple(dict(unwrapped(record)) for record in layout.sample)
+    if sample == layout.sample:
+        return layout
+    fields = dict.fromkeys(name for record in sample for name in record)
+    return replace(layout, sample=sample, fields=tuple(fields))
+
+
+def _has_known_fields(layout: FileLayout) -> bool:
+    """Return whether the fields of a layout are the fields of its recipes."""
+    if not layout.name.startswith("json"):
+        return True
+    # JSON-LD may have its recipes at any depth.
+    is_markup = any(name in layout.fields for name in _MARKUP_NAMES)
+    return bool(layout.sample) and not is_markup
+
+
+def _text_of(block: Block, number: int, raw: Raw) -> str | bytes:
+    """Return the fields of a record as JSON, or its bytes if it cannot be parsed."""
+    if not isinstance(raw, str):
+        return attempt(json.dumps, raw, ensure_ascii=False, default=str)
+    contents = unpack(block)
+    is_json = contents.kind in ("json-lines", "json")
+    return line_of(contents, number) if is_json else b""
+
+
+def _split_notes(notes: Counter[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the counts of remarks, and the counts of the most frequent unused fields."""
+    remarks: dict[str, int] = {}
+    unused: Counter[str] = Counter()
+    for note, count in notes.items():
+        if note.startswith(UNUSED):
+            unused[note.removeprefix(UNUSED)] = count
+        elif count:
+            remarks[note] = count
+    return remarks, most_frequent(unused)

@@ -301,7 +301,9 @@ def without_repeat(
     ]
     if len(different) < len(lines):
         notes["lines that repeat the line before"] += 1
-    once = _without_doubled_parts(_without_later_copies(_without_first_copy(different)))
+    once = _without_first_copy(different)
+    once = _without_later_copies(once)
+    once = _without_doubled_parts(once)
     if once != different:
         notes[note] += 1
     return once
@@ -316,6 +318,7 @@ def _may_repeat(lines: list[str]) -> bool:
 
 
 def _bare(line: str) -> str:
+    """Return the letters and digits of a line in lower case."""
     return _LOST_SPACE.sub("", line).lower()
 
 
@@ -328,9 +331,8 @@ def _without_first_copy(lines: list[str]) -> list[str]:
     if half >= MIN_DOUBLED_CHARS and joined[:half] == joined[half:] and half in ends:
         at = ends.index(half) + 1
         return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
-    for at, end in enumerate(
-        ends[:-1], start=1
-    ):  # one paragraph, then its text again line by line
+    # One paragraph may precede its text line by line.
+    for at, end in enumerate(ends[:-1], start=1):
         if end >= MIN_DOUBLED_CHARS and joined.startswith(joined[:end], end):
             return lines[at:]
     return lines
@@ -345,17 +347,23 @@ def _without_later_copies(lines: list[str]) -> list[str]:
     while start < len(lines):
         earlier = first.setdefault(bare[start], start)
         end = start
-        while (
-            earlier < start
-            and end < len(lines)
-            and bare[end] == bare[earlier + end - start]
-        ):
-            end += 1
+        if earlier < start:
+            end += _n_equal_lines(bare, earlier, start)
         if sum(map(len, bare[start:end])) < _MIN_COPY_CHARS:
             end = start + 1
             unique_lines.append(lines[start])
         start = end
     return unique_lines
+
+
+def _n_equal_lines(lines: list[str], earlier: int, start: int) -> int:
+    """Return how many lines from `start` equal the lines from `earlier`."""
+    n_equal = 0
+    for before, line in zip(lines[earlier:], lines[start:], strict=False):
+        if before != line:
+            break
+        n_equal += 1
+    return n_equal
 
 
 def _repeated_end(n: int, bare: list[str]) -> tuple[int, int]:
@@ -416,32 +424,33 @@ def rejoined(
     if len(steps) < 2:
         return steps
     cased = steps[0][:1].isupper() and any(
-        _ENDS_SENTENCE.search(s[-_END_CHARS:]) for s in steps
+        _ENDS_SENTENCE.search(step[-_END_CHARS:]) for step in steps
     )
     step_parts: list[list[str]] = []
-    before, length = "", 0
-    in_brackets = 0  # remaining lines of the open bracket
-    for i, step in enumerate(steps):
-        cut = anywhere or length > _HEADING_CHARS
-        glue = _glue(before, step, cased=cased, anywhere=cut) if step_parts else None
-        if in_brackets:
+    before = ""
+    n_bracket_lines = 0  # remaining lines up to the closing bracket
+    for at, step in enumerate(steps):
+        glue = None
+        if step_parts:
+            may_be_split = anywhere or len(before) > _HEADING_CHARS
+            end = before[-_END_CHARS:]
+            glue = _glue(end, step, cased=cased, anywhere=may_be_split)
+        if n_bracket_lines:
+            n_bracket_lines -= 1
             glue = glue or " "
-            in_brackets -= 1
-        elif step.rfind("(") > step.rfind(")"):
-            remark = step[step.rfind("(") :]
-            in_brackets = _lines_to_bracket(
-                steps[i + 1 : i + 1 + _BRACKET_LINES],
-                needs_number=not any(map(str.isdigit, remark)),
-            )
+        else:
+            following = steps[at + 1 : at + 1 + _BRACKET_LINES]
+            n_bracket_lines = _lines_in_bracket(step, following)
+
         if glue is None:
             step_parts.append([step])
         else:
-            step_parts[-1][-1] = step_parts[-1][-1].rstrip(
-                " ." if glue == "." else None
-            )
-            step_parts[-1] += (glue, step.lstrip())
             notes["sentences split in the middle rejoined"] += 1
-        before, length = step[-_END_CHARS:], len(step)
+            parts = step_parts[-1]
+            # A decimal point replaces the full stop before it.
+            parts[-1] = parts[-1].rstrip(" ." if glue == "." else None)
+            parts += (glue, step.lstrip())
+        before = step
     return list(map("".join, step_parts))
 
 
@@ -455,16 +464,24 @@ def is_cut_off(step: str) -> bool:
         return True
     if step[-1:] in "/(":
         return "://" not in step
-    return (
-        step[-1:].isalnum()
-        and _CUT_OFF.search(step, max(0, len(step) - _END_CHARS)) is not None
-    )
+    if not step[-1:].isalnum():
+        return False
+    return _CUT_OFF.search(step, max(0, len(step) - _END_CHARS)) is not None
+
+
+def _lines_in_bracket(step: str, following: list[str]) -> int:
+    """Return how many of the following lines belong to a bracket that a step leaves open."""
+    start = step.rfind("(")
+    if start <= step.rfind(")"):
+        return 0
+    has_number = any(map(str.isdigit, step[start:]))
+    return _lines_to_bracket(following, needs_number=not has_number)
 
 
 def _lines_to_bracket(steps: list[str], *, needs_number: bool) -> int:
     """Return the number of lines up to a closing bracket, or 0 without such a bracket.
 
-    "6) Bake" is a step, but "6)" ends a remark without a number: "(gas mark".
+    "6) Bake" is a step, but "6)" ends a remark that `needs_number`: "(gas mark".
     """
     for n, step in enumerate(steps, start=1):
         close = step.find(")")
@@ -478,38 +495,55 @@ def _lines_to_bracket(steps: list[str], *, needs_number: bool) -> int:
 
 
 def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
-    """Return the text between a step and the previous step, or None if its sentence has ended."""
+    """Return the text between a step and the previous step, or None if its sentence has ended.
+
+    `before` is the end of the previous step. A recipe is `cased` if its sentences begin with
+    capitals and end with full stops.
+    """
     ends = _ENDS_SENTENCE.search(before) is not None
     measure = _MEASURE.match(step)
-    if measure and measure["decimal"]:
-        if _UNFINISHED.search(before) and (
-            not ends or measure["decimal"].strip() in _DECIMALS
-        ):
+    decimal = measure["decimal"] if measure else None
+    if decimal:
+        is_fraction = decimal.strip() in _DECIMALS
+        if _UNFINISHED.search(before) and (is_fraction or not ends):
             return "."
     elif measure and before[-1:].isdigit():
         return " "
-    goes_on = _GOES_ON.match(step) is not None
-    goes_on = goes_on and (cased or step.startswith("of ") or not has_action_verb(step))
-    hangs_surely = cased and not ends and _SURELY_HANGS.search(before) is not None
-    goes_on = goes_on or (hangs_surely and _OPENS_SENTENCE.match(step) is None)
-    lower = _LOWER.match(step) is not None
+
+    continues = _continues(before, step, cased=cased, ends=ends)
+    is_lower = _LOWER.match(step) is not None
     if ends:
-        return (
-            " "
-            if (goes_on or (lower and cased)) and _SHORTENED.search(before)
-            else None
-        )
-    hangs = before[-1:] == "," or _HANGS.search(before) is not None
+        # The full stop of "tbsp." need not end the sentence.
+        may_continue = continues or (is_lower and cased)
+        return " " if may_continue and _SHORTENED.search(before) else None
+
+    hangs = _hangs(before, cased=cased)
+    is_number = step[:1].isdigit() and _LISTED.match(step) is None
+    is_rest_of_measure = is_number and hangs and before[-1:] != ","
+    is_rest_of_sentence = is_lower and (hangs or (anywhere and cased))
+    is_joined = continues or is_rest_of_measure or is_rest_of_sentence
+    return " " if is_joined else None
+
+
+def _continues(before: str, step: str, *, cased: bool, ends: bool) -> bool:
+    """Return whether the words at the end of a line or the start of a step need each other."""
+    if _GOES_ON.match(step) and (
+        # Without capitals, "with a spoon, stir" may be a step.
+        cased or step.startswith("of ") or not has_action_verb(step)
+    ):
+        return True
+    if not cased or ends or not _SURELY_HANGS.search(before):
+        return False
+    return _OPENS_SENTENCE.match(step) is None
+
+
+def _hangs(before: str, *, cased: bool) -> bool:
+    """Return whether a line without a full stop is unfinished."""
     if before[-1:].isdigit():
-        hangs = before.strip().isdigit()
-    elif not cased:
-        # "leave the lid on" is complete.
-        hangs = hangs and not before.endswith((" in", " on", " over"))
-    number = step[:1].isdigit() and before[-1:] != "," and _LISTED.match(step) is None
-    joined = (
-        goes_on or (lower and (hangs or (anywhere and cased))) or (number and hangs)
-    )
-    return " " if joined else None
+        return before.strip().isdigit()
+    if not cased and before.endswith((" in", " on", " over")):
+        return False  # "leave the lid on" is complete
+    return before[-1:] == "," or _HANGS.search(before) is not None
 
 
 def only_measures(line: str) -> bool:
@@ -519,7 +553,7 @@ def only_measures(line: str) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def _possible(rare: str) -> list[tuple[list[str], re.Pattern[str], str, str]]:
-    """Return the possible misprints of a text with these characters of `_RARE`."""
+    """Return the misprints that a text may contain if it has only these characters of `_RARE`."""
     misprints = (
         ([sign for mark, sign in signs if mark in rare], pattern, right, what)
         for signs, pattern, right, what in _MISPRINTS
@@ -528,22 +562,21 @@ def _possible(rare: str) -> list[tuple[list[str], re.Pattern[str], str, str]]:
 
 
 def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Repair fractions in lines, and remove stray spaces and footnote marks."""
+    """Return lines without the misprints of `_MISPRINTS`, and count each kind of repair once."""
     text = "\n".join(lines)
     repairs: set[str] = set()
-    for signs, pattern, right, what in _possible(
-        "".join(filter(text.__contains__, _RARE))
-    ):
-        for (
-            sign
-        ) in signs:  # faster than `any`, because a generator costs more than the check
+    rare = "".join(filter(text.__contains__, _RARE))
+    for signs, pattern, right, what in _possible(rare):
+        # A loop is faster than `any`, because a generator costs more than the check.
+        for sign in signs:
             if sign in text:
                 break
         else:
             continue
         if pattern.search(text):
             corrected_lines = [pattern.sub(right, line) for line in lines]
-            repairs |= {what} if corrected_lines != lines else set()
+            if corrected_lines != lines:
+                repairs.add(what)
             lines = corrected_lines
     notes.update(repairs)
     return lines

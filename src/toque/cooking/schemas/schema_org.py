@@ -58,23 +58,29 @@ def is_schema_org(fields: Mapping[str, Any]) -> bool:
 
 
 def _recipes(value: Any, depth: int) -> Iterator[dict[str, Any]]:
+    """Read the Recipe nodes at any depth up to `MAX_DEPTH`."""
     if depth > MAX_DEPTH:
         return
     if isinstance(value, list):
         for item in value:
             yield from _recipes(item, depth + 1)
     elif isinstance(value, dict):
-        kinds = value.get("@type")
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        if any(isinstance(k, str) and k.rpartition("/")[2] == "Recipe" for k in kinds):
-            yield value
-            return
-        if kinds == [None] and "recipeIngredient" in value and has_steps(value):
+        if _is_recipe(value):
             yield value
             return
         for item in value.values():
             if isinstance(item, dict | list):
                 yield from _recipes(item, depth + 1)
+
+
+def _is_recipe(node: Mapping[str, Any]) -> bool:
+    """Return whether a node has the type Recipe, or no type and the fields of a recipe."""
+    kinds = node.get("@type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if kinds == [None]:
+        return "recipeIngredient" in node and has_steps(node)
+    names = (kind.rpartition("/")[2] for kind in kinds if isinstance(kind, str))
+    return "Recipe" in names
 
 
 def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, Any]:
@@ -83,9 +89,8 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
     instructions = next((name for name in _STEPS if node.get(name)), "")
     ingredients = ItemReader(listed, notes).ingredients(node.get(listed))
     if not ingredients:
-        ingredients = ItemReader(
-            f"{instructions}.ingredients", notes
-        ).ingredients_in_steps(node.get(instructions))
+        reader = ItemReader(f"{instructions}.ingredients", notes)
+        ingredients = reader.ingredients_in_steps(node.get(instructions))
     kinds = [node.get(name) for name in ("keywords", "recipeCategory", "recipeCuisine")]
 
     def first(name: str) -> Any:
@@ -164,9 +169,11 @@ def page_records(contents: Contents) -> Numbered:
 
 
 def _nodes(contents: Contents) -> Numbered:
+    """Read the Recipe nodes of a page, with the line of its last script."""
     text = page_text(contents.body)
     values: list[Any] = []
-    line, counted = contents.first, 0
+    line = contents.first
+    counted = 0  # end of the text in which lines were counted
     for start, script in islice(_scripts(text), _MAX_SCRIPTS):
         values.append(_json_of(script))
         line += text.count("\n", counted, start)

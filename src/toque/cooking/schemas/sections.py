@@ -1,4 +1,4 @@
-"""Removal of section names and equipment from scraped ingredients. Each is counted with its reason.
+"""Section names and equipment among scraped ingredients: they are removed and counted by reason.
 
 A prompt would request "Special equipment: a thermometer", "Garnish: lemon wedges" and "FILLING" as
 foods. Every pattern is anchored. A record never loses its last ingredient.
@@ -26,6 +26,7 @@ NOTES: Final = "notes among the ingredients removed"
 
 # Maximum characters of a tool; longer lines are misplaced steps.
 _MOST_CHARS: Final = 90
+_MIN_MEASURED: Final = 3  # minimum lines with a number in a list with headings
 _MIN_CAPITALS: Final = 5  # minimum letters of a heading in capitals: "EVOO" is oil
 _MIN_DISH_WORDS: Final = 3  # minimum words of a line that repeats words of the title
 # Parts of a dish in headings of ingredients or steps.
@@ -128,27 +129,27 @@ def without_sections(
         return lines
     removal_counts: Counter[str] = Counter()
     food_lines: list[str] = []
-    measured = sum(any(map(str.isdigit, line)) for line in lines) >= 3
+    is_measured = sum(any(map(str.isdigit, line)) for line in lines) >= _MIN_MEASURED
     capitals = 2 * sum(map(str.isupper, lines)) > len(lines)
     title_stems = frozenset(map(stem, words_of(title)))
-    among_tools = False
+
+    def is_heading(line: str) -> bool:
+        return _is_heading(
+            line, title_stems, capitals=capitals
+        ) or _is_heading_of_steps(line, steps)
+
+    among_tools = False  # true below a line such as "Equipment:"
     for line, following in zip(lines, (*lines[1:], ""), strict=True):
         if not among_tools and _is_plain(line):  # most lines, and many of them repeat
             food_lines.append(line)
         elif _TOOLS.match(line):
             among_tools = among_tools or _TOOLS.fullmatch(line) is not None
             removal_counts[EQUIPMENT] += 1
-        elif _is_tool(line) or (
-            among_tools and find_food(ingredient_name(line)) is None
-        ):
+        elif _is_tool(line) or (among_tools and not _names_food(line)):
             removal_counts[EQUIPMENT] += 1
         elif _ALWAYS.fullmatch(line) or (
-            following
-            and measured
-            and (
-                _is_heading(line, title_stems, capitals=capitals)
-                or _is_heading_of_steps(line, steps)
-            )
+            # Without amounts, every line may look like a heading.
+            following and is_measured and is_heading(line)
         ):
             among_tools = False
             removal_counts[SECTIONS] += 1
@@ -157,10 +158,16 @@ def without_sections(
         else:
             among_tools = False
             food_lines += _without_prefix(line, removal_counts)
+
     if not food_lines:
         return lines
     notes.update(removal_counts)
     return tuple(food_lines)
+
+
+def _names_food(line: str) -> bool:
+    """Return whether an ingredient line names a known food."""
+    return find_food(ingredient_name(line)) is not None
 
 
 def _is_heading_of_steps(line: str, steps: str) -> bool:
@@ -223,12 +230,12 @@ def _is_tool(line: str) -> bool:
 
 
 def _without_prefix(line: str, removal_counts: Counter[str]) -> list[str]:
-    """Remove the name of its part from an ingredient line, such as "Garnish: lime wedges"."""
-    prefix, part = _PREFIX.match(line), _PART_PREFIX.match(line)
+    """Return the foods of a line such as "Garnish: lime wedges; mint", and count its prefix."""
+    prefix = _PREFIX.match(line)
+    part = _PART_PREFIX.match(line)
     if prefix:
-        foods = [
-            food for text in line[prefix.end() :].split(";") if (food := text.strip())
-        ]
+        foods = [text.strip() for text in line[prefix.end() :].split(";")]
+        foods = [food for food in foods if food]
     elif part and words_of(part[1])[-1] in SECTION_NOUNS:
         foods = [line[part.end() :]]
     else:
