@@ -75,9 +75,18 @@ Scores per text have a confidence interval.
 """
 
 
-def names_in(metrics: Collection[str]) -> list[str]:
-    """List the score names of Toque's metrics. The user's metrics have a colon and are left out."""
-    return [name for m in metrics if ":" not in m for name in _NAMES_OF.get(m, (m,))]
+def is_user_metric(metric: str) -> bool:
+    """Check for the path of a user's function: "module:function"."""
+    return ":" in metric
+
+
+def score_names_of(metrics: Collection[str]) -> list[str]:
+    """List the score names of Toque's metrics among `metrics`, e.g. three for "repetition"."""
+    return [
+        score_name
+        for metric in groups_in(metrics)
+        for score_name in _NAMES_OF.get(metric, (metric,))
+    ]
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,7 @@ class TextScores:
         purpose = "a function of the predictions and the references that returns {name: score}"
         user_metrics: dict[str, UserMetric] = {}
         for path in names:
-            if ":" not in path:
+            if not is_user_metric(path):
                 continue
             function = import_user_code(foreign, path, setting=setting, kind=purpose)
             if not callable(function):
