@@ -23,7 +23,7 @@ from toque.runs.run_record import CONFIG, END, Tail
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
 from toque.storage.json_files import decode_json
 from toque.storage.no_follow import refuse_links
-from toque.workflows.results import Model, TrainedRun, existing_folder
+from toque.workflows.results import Model, TrainedRun, resolve_model
 from toque.workflows.saved_steps import KINDS, is_step
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def checkpoints(run: Model, *, reporter: Reporter = SILENT) -> Checkpoints:
         bucket = open_bucket(str(run).rstrip("/"), _LISTED)
         with reporter.working(f"listing {bucket.address}"):
             return _list_steps(BucketPlace(bucket), bucket.names())
-    folder = existing_folder(run)
+    folder = resolve_model(run)
     refuse_links(folder, CheckpointError)
     paths = (path for kind in KINDS for path in folder.glob(f"{kind}/*/*"))
     names = [path.relative_to(folder).as_posix() for path in paths]
