@@ -130,7 +130,7 @@ class ScoreDifference:
             marks[self.other_is_better],
         )
 
-    def in_words(self, *, worse: bool = False) -> str:
+    def describe(self, *, worse: bool = False) -> str:
         """Describe the difference and its interval, for the better run or the worse one."""
         interval = self.interval
         low, high = interval.low, interval.high
@@ -433,7 +433,7 @@ def _compare_measures(
 
 
 def _join(differences: Sequence[ScoreDifference], *, worse: bool = False) -> str:
-    return " and ".join(d.in_words(worse=worse) for d in differences)
+    return " and ".join(d.describe(worse=worse) for d in differences)
 
 
 def _title(measure: str) -> str:
