@@ -142,7 +142,7 @@ def measure_memorisation(
 
     generated = with_prompts(s.text for s in samples)
     references = with_prompts(s.reference for s in samples)
-    if not (generated or references):
+    if not generated and not references:
         return None
 
     finder = SharedRunFinder(*zip(*generated, *references, strict=True))

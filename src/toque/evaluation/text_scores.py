@@ -281,6 +281,9 @@ class TextScores:
             except Exception as error:  # noqa: BLE001  # the user's code may raise any error
                 self.failed[path] = f"{type(error).__name__}: {error}".splitlines()[0]
 
+        if self._unscored:
+            self.failed["recipe"] = self._describe_unscored()
+
         overall = estimate_scores(measures, resamples=resamples) | totals
         slices: dict[str, dict[str, dict[str, Estimate]]] = {}
         sizes: dict[str, dict[str, int]] = {}
@@ -291,16 +294,15 @@ class TextScores:
                 label: estimate_scores(measures, chosen, resamples=resamples)
                 for label, chosen in rows.items()
             }
-
-        if n_unscored := self._unscored.total():
-            counts = self._unscored.most_common()
-            reasons = "; ".join(f"{n} {reason}" for reason, n in counts)
-            self.failed["recipe"] = (
-                f"left out {n_unscored} of {self.n_texts} texts: {reasons}"
-            )
         return Scores(
             self.n_texts, overall, slices, sizes, self.failed, measures, self._keys
         )
+
+    def _describe_unscored(self) -> str:
+        """Describe the texts without recipe scores, with the reasons."""
+        counts = self._unscored.most_common()
+        reasons = "; ".join(f"{n} {reason}" for reason, n in counts)
+        return f"left out {self._unscored.total()} of {self.n_texts} texts: {reasons}"
 
     def _join(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
         """Join the parts of a score. The score does not apply to texts of a missing part."""

@@ -242,6 +242,7 @@ class Comparison:
         return different
 
     def _grids(self) -> Iterator[Grid]:
+        """Yield the tables of settings, differences, other scores and cost."""
         names = list(self.runs)
         settings = [
             (name, *values.values())
@@ -413,6 +414,7 @@ def _match_texts(
 def _compare_measures(
     first: TextTable, other: TextTable, left_out: str = ""
 ) -> Iterator[ScoreDifference]:
+    """Compare the measures that both tables have, without the measure `left_out`."""
     for name, first_measure in first.measures.items():
         other_measure = other.measures.get(name)
         if other_measure is None or name == left_out:
@@ -424,11 +426,9 @@ def _compare_measures(
             continue
 
         # Both scores are over the texts to which the measure applies in both runs.
-        is_compared = (first_measure.applies & other_measure.applies)[:, None]
-        first_score, other_score = (
-            float(measure.score((measure.values * is_compared).sum(axis=0)))
-            for measure in (first_measure, other_measure)
-        )
+        is_compared = first_measure.applies & other_measure.applies
+        first_score = first_measure.score_of(is_compared)
+        other_score = other_measure.score_of(is_compared)
         yield ScoreDifference(name, first_score, other_score, interval)
 
 
