@@ -77,11 +77,11 @@ class T5Decoding:
         head_size = self.core.config.d_kv
         for number, block in enumerate(self.decoder.block):
             attention = block.layer[1].EncDecAttention
-            keys, values = (
-                project(source).view(rows, width, -1, head_size).transpose(1, 2)
-                for project in (attention.k, attention.v)
+            keys = attention.k(source).view(rows, width, -1, head_size)
+            values = attention.v(source).view(rows, width, -1, head_size)
+            self.sources.store(
+                number, places, keys.transpose(1, 2), values.transpose(1, 2)
             )
-            self.sources.store(number, places, keys, values)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Compute one step: a token of every live row [n] to the output head's input [n, D]."""
@@ -98,10 +98,9 @@ class T5Decoding:
             if attention.has_relative_attention_bias:  # in T5 only the first layer
                 windows = self._add_position_bias(plain_windows, number, attention)
             normed = self_attention.layer_norm(hidden)
-            query, key, value = (
-                project(normed).view(shape)
-                for project in (attention.q, attention.k, attention.v)
-            )
+            query = attention.q(normed).view(shape)
+            key = attention.k(normed).view(shape)
+            value = attention.v(normed).view(shape)
             self.cache.append(number, key, value)
             # No 1/sqrt(d), because T5's query initialiser includes it (Raffel et al. 2020).
             output = self.cache.attend(number, query, windows=windows, scale=1.0)
