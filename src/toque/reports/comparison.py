@@ -396,7 +396,8 @@ def _match_texts(
     """Put both tables in the same order. Return None, with a note, if the texts differ."""
     if not first.keys and not other.keys:
         return None
-    first_keys, other_keys = set(first.keys), set(other.keys)
+    first_keys = set(first.keys)
+    other_keys = set(other.keys)
     if first_keys == other_keys:
         # A text that is held out twice counts once.
         is_unique = len(first_keys) == len(first.keys) == len(other.keys)

@@ -86,7 +86,8 @@ class Checkpoints:
         for saved in self.steps:
             scores = [saved.metrics.get(name) for name in metrics]
             cells = ["-" if score is None else f"{score:.4f}" for score in scores]
-            time, size = clock_text(saved.seconds), size_text(saved.bytes)
+            time = clock_text(saved.seconds)
+            size = size_text(saved.bytes)
             rows.append((saved.place, time, *cells, size, saved.reason))
         return "\n".join([*format_columns(Grid(headings, rows)), *self.damaged])
 
@@ -176,7 +177,8 @@ def _read_evaluations(place: Place) -> dict[int, dict[str, float]]:
     while (lines := events.read_lines()) or events.behind:
         for event in filter(None, map(parse_event, lines)):
             if event["event"] == "evaluation":
-                texts, metrics = event.get("texts", {}), event.get("metrics", {})
+                texts = event.get("texts", {})
+                metrics = event.get("metrics", {})
                 scores[event["step"]] = {**texts, **metrics}
     return scores
 

@@ -97,9 +97,8 @@ def doctor(
         CheckpointError: The folder contains a link.
     """
     if run is None:
-        from toque.workflows.diagnosis.machine_checks import (
-            check_machine,
-        )  # loads torch
+        # Loads torch.
+        from toque.workflows.diagnosis.machine_checks import check_machine
 
         return check_machine(reporter=reporter)
 

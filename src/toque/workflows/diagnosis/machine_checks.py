@@ -230,7 +230,8 @@ def _unmet_requirements(requirements: Sequence[Requirement]) -> str:
 
 def _check_processor(other_cores: float) -> Iterator[MachineCheck]:
     """Check cores, threads and vector units, and the cores that other programs use."""
-    cores, threads = len(usable_cores()), torch.get_num_threads()
+    cores = len(usable_cores())
+    threads = torch.get_num_threads()
     names = ("amx_tile", "avx512_bf16", "avx512", "avx2")
     # torch has no public functions for these.
     units = [name for name in names if getattr(torch.cpu, f"_is_{name}_supported")()]
@@ -375,7 +376,8 @@ def check_disk(folder: Path) -> MachineCheck:
 
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".toque-doctor-") as file:
-            descriptor, began = file.fileno(), time.perf_counter()
+            descriptor = file.fileno()
+            began = time.perf_counter()
             while done < _DISK_BYTES and time.perf_counter() - began < 3.0:
                 done += os.write(descriptor, piece)
             os.fsync(descriptor)
