@@ -260,8 +260,8 @@ def _describe_source(
     """Return a source's row of the table: its path, licence and counts."""
     path = files[0].path if settings is None else settings.path
     licence = None if settings is None else settings.licence
-    if (found := recorded_dataset(files[0].path)) is not None:
-        dataset, commit = found
+    if (recorded := recorded_dataset(files[0].path)) is not None:
+        dataset, commit = recorded
         path = f"{dataset.address()}, commit {commit}"
     if is_held_out:
         path += " (held out)"
