@@ -65,7 +65,7 @@ def test_what_augmentation_does_is_counted(kitchen: Path) -> None:
         )
         for row in rows.tolist()
     )
-    told = rewriting.in_words(rows, seed=config.seed)
+    told = rewriting.describe_effect(rows, seed=config.seed)
     assert f"{changed} of {len(rows)} sampled examples are changed" in told
     assert (
         main(["train", str(kitchen / "run.yaml"), f"run_dir={kitchen / 'told'}"]) == 0

@@ -22,12 +22,14 @@ from watching.written_run import WrittenRun
 TAG = re.compile(r"<[^>]+>")
 
 
-def got(address: str, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+def got(
+    address: str, path: str, *, method: str = "GET", **headers: str
+) -> tuple[int, str, dict[str, str]]:
     """Status, text and headers of an answer."""
     with closing(
         http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
     ) as connection:
-        connection.request("GET", path, headers=headers)
+        connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read().decode(), dict(answer.headers)
 
@@ -166,6 +168,22 @@ def test_the_page_forbids_other_hosts_and_asks_none(runs, showing):
             assert status == 200
             assert "http" not in text.replace("http://www.w3.org", "")
         assert got(address, "/", Host="evil.example")[0] == 421
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/nowhere", 404, "/nowhere does not exist on this server."),
+        ("PUT", "/api/page", 405, "/api/page does not support PUT."),
+    ],
+)
+def test_a_wrong_path_and_a_wrong_method_are_told_apart(
+    method, path, status, message, runs, showing
+):
+    with showing(runs) as address:
+        found, text, headers = got(address, path, method=method)
+    assert (found, json.loads(text)["error"]["message"]) == (status, message)
+    assert ("allow" in headers) == (status == 405)
 
 
 def test_the_verdict_on_a_run_is_asked_for_seldom(runs):

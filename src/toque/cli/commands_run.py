@@ -30,7 +30,7 @@ from toque.cli.text_flags import TextFlags
 from toque.errors import Interrupted, in_shell
 from toque.training.distributed.accelerate import refuse_lone_process
 from toque.user_paths import named_path
-from toque.workflows.results import advise_on_texts, existing_folder
+from toque.workflows.results import advise_on_texts, resolve_model
 from toque.workflows.saved_steps import config_of
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def evaluate(
         # Without CONFIG, as in `toque evaluate RUN evaluation.texts=4`.
         overrides = (config, *overrides)
         config = None
-    run_config = config_of(existing_folder(run_or_model))
+    run_config = config_of(resolve_model(run_or_model))
     settings = None
     if config is not None:
         settings = load(config, overrides, trust_code=trust_code).config

@@ -25,7 +25,7 @@ from toque.keyed_random import key_of
 _AUGMENT = 4
 """Component of random keys that separates augmentation from the data order."""
 _SAMPLE = 1024
-"""Number of examples that `in_words` samples. The sample takes a tenth of a second."""
+"""Examples in the sample of `describe_effect`. It takes a tenth of a second."""
 
 Outcome = Literal["plain", "rejected", "changed"]
 """Outcome for an example. plain: the rules made no edits. rejected: the edited text is too long, or
@@ -71,7 +71,7 @@ class Rewriting:
         """Examples for an epoch plan."""
         return Varied(self, encoder=self._encoder)
 
-    def in_words(self, rows: NDArray[np.int64], *, seed: int) -> str:
+    def describe_effect(self, rows: NDArray[np.int64], *, seed: int) -> str:
         """Describe the effect on a sample of `rows` in the first epoch."""
         n_sampled = min(len(rows), _SAMPLE)
         sample = rows[np.linspace(0, len(rows) - 1, n_sampled).astype(np.int64)]

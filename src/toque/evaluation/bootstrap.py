@@ -66,6 +66,11 @@ class PerText:
 
         return cls(values, quotient, applies)
 
+    def score_of(self, is_selected: NDArray[np.bool_]) -> float:
+        """Return the score over the selected texts, [texts]."""
+        totals = (self.values * is_selected[:, None]).sum(axis=0)
+        return float(self.score(totals))
+
     def pad(self, start: int, total: int) -> PerText:
         """Place these texts at row `start` of `total` texts. The metric applies only to them."""
         rows = slice(start, start + len(self.values))

@@ -19,7 +19,12 @@ from toque.cooking.prompts import task_table
 from toque.errors import ConfigError, Interrupted, nearest_hint
 from toque.evaluation.heldout_loss import LEFT, HeldOut
 from toque.evaluation.text_samples import Prompt, Sample, Sampler, TimeIsUp, metrics_of
-from toque.evaluation.text_scores import NO_CLASS, ScoresByTask, groups_in, names_in
+from toque.evaluation.text_scores import (
+    NO_CLASS,
+    ScoresByTask,
+    is_user_metric,
+    score_names_of,
+)
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
 from toque.runs.history import metric_named
 from toque.runs.run_record import BITS, HELD_OUT
@@ -224,7 +229,7 @@ class Evaluator:
         Raises:
             ConfigError: A watched metric does not exist.
         """
-        user_metric_failed = any(":" in name for name in failed)
+        user_metric_failed = any(map(is_user_metric, failed))
         for name in self._watched_texts():
             if name in texts:
                 continue
@@ -306,8 +311,11 @@ def watched_metrics(
     if train.early_stopping is not None:
         metric_of_setting["train.early_stopping.metric"] = train.early_stopping.metric
 
-    metric_names, has_user_metrics = _metrics_of_texts(evaluation, data, prompts)
-    metric_names = [*HELD_OUT, *metric_names]
+    requested = _requested_metrics(evaluation, data, prompts)
+    has_user_metrics = any(
+        is_user_metric(metric) for metrics in requested.values() for metric in metrics
+    )
+    metric_names = [*HELD_OUT, *_text_score_names(requested, data)]
     if bits:
         metric_names.append(BITS)
 
@@ -329,21 +337,32 @@ def watched_metrics(
     return list(dict.fromkeys(metric_of_setting.values())), metric_names
 
 
-def _metrics_of_texts(
+def _requested_metrics(
     evaluation: EvaluationConfig, data: DataConfig, prompts: Sequence[Prompt]
-) -> tuple[list[str], bool]:
-    """List Toque's metrics of the prompts' texts. Also return whether the user has metrics."""
+) -> dict[str, Sequence[str]]:
+    """Return the configured metrics by task name. The name "" is for all other texts."""
+    table = task_table(data)
     common: Sequence[str] = ("auto",)
     if evaluation.metrics != "auto":
         common = evaluation.metrics
+    return {
+        prompt.task: metrics_of(table[prompt.task]) if prompt.task else common
+        for prompt in prompts
+    }
+
+
+def _text_score_names(
+    requested: Mapping[str, Sequence[str]], data: DataConfig
+) -> list[str]:
+    """List the names of Toque's scores of texts. A task's scores start with the task's name."""
     table = task_table(data)
-    metric_names: list[str] = []
-    has_user_metrics = False
-    for task in dict.fromkeys(prompt.task for prompt in prompts):
-        names = metrics_of(table[task]) if task else common
-        has_user_metrics |= any(":" in name for name in names)
-        scores = names_in(groups_in(names))
-        if task and table[task].classes:
-            scores.append(NO_CLASS)
-        metric_names += [f"{task}_{name}" if task else name for name in scores]
-    return metric_names, has_user_metrics
+    all_names: list[str] = []
+    for task, metrics in requested.items():
+        score_names = score_names_of(metrics)
+        if not task:
+            all_names += score_names
+            continue
+        if table[task].classes:
+            score_names.append(NO_CLASS)
+        all_names += [f"{task}_{name}" for name in score_names]
+    return all_names

@@ -133,15 +133,11 @@ class HeldOut:
         lengths = ExampleLengths.from_store(store, rows, encoder=encoder, spans=spans)
         shape = choose_shape(*lengths.sample(), encoder=encoder)
 
-        # Rows of equal weight follow each other, so that they can share a batch.
         chosen = subset(rows, evaluation.max_examples)
-        row_weights = held_out_weights(data, store, chosen)
-        packed_rows: list[tuple[int, ...]] = []
-        weights: list[float] = []
-        for weight in sorted(set(row_weights.tolist())):
-            packed = pack_rows(store, chosen[row_weights == weight], shape, spans)
-            packed_rows += packed
-            weights += itertools.repeat(weight, len(packed))
+        example_weights = held_out_weights(data, store, chosen)
+        packed_rows, weights = _pack_by_weight(
+            store, chosen, example_weights, shape, spans
+        )
 
         compute_loss = loss_sum
         in_step = False
@@ -302,6 +298,26 @@ def pack_rows(
     ids = rows.tolist()
     packed = pack(lengths.source, lengths.target, shape)
     return [tuple(ids[item] for item in row) for row in packed]
+
+
+def _pack_by_weight(
+    store: TokenStore,
+    chosen: np.ndarray,
+    example_weights: np.ndarray,
+    shape: RowShape,
+    spans: SpanCorruption | None,
+) -> tuple[list[tuple[int, ...]], list[float]]:
+    """Pack examples of equal weight together. Return the packed rows and their weights.
+
+    Rows of equal weight follow each other, so that they can share a batch.
+    """
+    packed_rows: list[tuple[int, ...]] = []
+    row_weights: list[float] = []
+    for weight in sorted(set(example_weights.tolist())):
+        packed = pack_rows(store, chosen[example_weights == weight], shape, spans)
+        packed_rows += packed
+        row_weights += itertools.repeat(weight, len(packed))
+    return packed_rows, row_weights
 
 
 def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:

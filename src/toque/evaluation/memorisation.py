@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from toque.data.array_types import Bools
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.ngram_metrics import (
     I64,
@@ -143,7 +144,7 @@ def measure_memorisation(
 
     generated = with_prompts(s.text for s in samples)
     references = with_prompts(s.reference for s in samples)
-    if not (generated or references):
+    if not generated and not references:
         return None
 
     finder = SharedRunFinder(*zip(*generated, *references, strict=True))
@@ -257,19 +258,28 @@ class SharedRunFinder:
         run = np.searchsorted(self._hashes, hashes[candidates])
         run = run.clip(max=len(self._hashes) - 1)
         is_equal = (sliding_window_view(ids, RUN)[at] == self._windows[run]).all(axis=1)
-        at, run = at[is_equal], run[is_equal]
+        at = at[is_equal]
+        run = run[is_equal]
 
-        # A shared run is at most as long as the stretch of adjacent positions with a match in any
-        # text. Skip stretches that cannot improve any text, which are nearly all in a large store.
+        may_improve = self._may_improve(at, run)
+        at = at[may_improve]
+        run = run[may_improve]
+        example = np.searchsorted(np.cumsum(counts), at, side="right")
+        self._match(at, run, rows[example])
+
+    def _may_improve(self, at: I64, run: I64) -> Bools:
+        """Mark the matches that may be a part of a text's new longest run.
+
+        A shared run is at most as long as the stretch of adjacent positions with a match in any
+        text. Nearly all stretches in a large store are too short to improve any text.
+        """
         first_of_stretch = np.flatnonzero(np.diff(at, prepend=-2) != 1)
         stretches = np.diff(first_of_stretch, append=len(at))
         best = self._best[self._text[self._keys % self._n]]
         to_beat = np.minimum.reduceat(best, self._begins[:-1])
-        may_improve = np.repeat(stretches + RUN - 1, stretches) > to_beat[run]
-        at, run = at[may_improve], run[may_improve]
-
-        example = np.searchsorted(np.cumsum(counts), at, side="right")
-        self._match(at, run, rows[example])
+        length_limit = np.repeat(stretches + RUN - 1, stretches)
+        may_improve: Bools = length_limit > to_beat[run]
+        return may_improve
 
     def _match(self, at: I64, run: I64, row: I64) -> None:
         """Pair positions in examples with all positions of the same run in the texts.

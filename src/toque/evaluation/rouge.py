@@ -38,7 +38,8 @@ def rouge_f1(
 
 def _score_pair(prediction: str, reference: str) -> tuple[float, float, float]:
     """Compute the scores of a pair of texts, in order of `NAMES`."""
-    ours, theirs = folded_words(prediction), folded_words(reference)
+    ours = folded_words(prediction)
+    theirs = folded_words(reference)
     if not ours and not theirs and not prediction.isascii():  # such as emoji
         is_equal = float(prediction.strip() == reference.strip())
         return is_equal, is_equal, is_equal

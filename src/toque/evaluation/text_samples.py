@@ -286,34 +286,53 @@ def label_slices(
     store: TokenStore,
     rows: Sequence[int],
     references: Sequence[str],
-    names: Sequence[str],
+    task_names: Sequence[str],
 ) -> list[dict[str, str]]:
-    """Label each store row by length, difficulty, task and source. `names` are the task names.
+    """Label each store row by length, difficulty, task and source.
 
-    The task and the source are left out if all rows have the same one.
+    The difficulty is left out if the store does not have it, the task if all rows have the same
+    one, and the source if the store has a single source.
     """
-    columns = {"length": [_length_label(reference) for reference in references]}
-    if "difficulty" in store.manifest.columns:
-        levels = store.column("difficulty")[list(rows)].astype(float).tolist()
-        # The comparison is also false for NaN.
-        columns["difficulty"] = [
-            DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown"
-            for level in levels
-        ]
-
-    tasks = store.column("task")[list(rows)].astype(int).tolist()
-    if len(set(tasks)) > 1:
-        columns["task"] = [names[task] if task != NO_TASK else "none" for task in tasks]
-
-    files: dict[int, str] = {}
-    for entry in store.manifest.sources:
-        files.setdefault(entry.source, Path(entry.path).name)
-    if len(files) > 1:
-        sources = store.column("source")[list(rows)].astype(int).tolist()
-        columns["source"] = [
-            f"{source + 1} {files.get(source, '')}".strip() for source in sources
-        ]
+    columns = {
+        "length": [_length_label(reference) for reference in references],
+        "difficulty": _difficulty_labels(store, rows),
+        "task": _task_labels(store, rows, task_names),
+        "source": _source_labels(store, rows),
+    }
+    columns = {name: labels for name, labels in columns.items() if labels}
     return [
         dict(zip(columns, labels, strict=True))
         for labels in zip(*columns.values(), strict=True)
     ]
+
+
+def _difficulty_labels(store: TokenStore, rows: Sequence[int]) -> list[str]:
+    """Return the difficulty of each row, or nothing if the store does not have it."""
+    if "difficulty" not in store.manifest.columns:
+        return []
+    levels = store.column("difficulty")[list(rows)].astype(float).tolist()
+    # The comparison is also false for NaN.
+    return [
+        DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown" for level in levels
+    ]
+
+
+def _task_labels(
+    store: TokenStore, rows: Sequence[int], task_names: Sequence[str]
+) -> list[str]:
+    """Return the task of each row, or nothing if all rows have the same task."""
+    tasks = store.column("task")[list(rows)].astype(int).tolist()
+    if len(set(tasks)) <= 1:
+        return []
+    return [task_names[task] if task != NO_TASK else "none" for task in tasks]
+
+
+def _source_labels(store: TokenStore, rows: Sequence[int]) -> list[str]:
+    """Return the number and first file name of each row's source, or nothing for one source."""
+    first_files: dict[int, str] = {}
+    for entry in store.manifest.sources:
+        first_files.setdefault(entry.source, Path(entry.path).name)
+    if len(first_files) <= 1:
+        return []
+    sources = store.column("source")[list(rows)].astype(int).tolist()
+    return [f"{source + 1} {first_files.get(source, '')}".strip() for source in sources]

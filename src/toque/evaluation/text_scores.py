@@ -75,9 +75,18 @@ Scores per text have a confidence interval.
 """
 
 
-def names_in(metrics: Collection[str]) -> list[str]:
-    """List the score names of Toque's metrics. The user's metrics have a colon and are omitted."""
-    return [name for m in metrics if ":" not in m for name in _NAMES_OF.get(m, (m,))]
+def is_user_metric(metric: str) -> bool:
+    """Check for the path of a user's function: "module:function"."""
+    return ":" in metric
+
+
+def score_names_of(metrics: Collection[str]) -> list[str]:
+    """List the score names of Toque's metrics among `metrics`, e.g. three for "repetition"."""
+    return [
+        score_name
+        for metric in groups_in(metrics)
+        for score_name in _NAMES_OF.get(metric, (metric,))
+    ]
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,7 @@ class TextScores:
         purpose = "a function of the predictions and the references that returns {name: score}"
         user_metrics: dict[str, UserMetric] = {}
         for path in names:
-            if ":" not in path:
+            if not is_user_metric(path):
                 continue
             function = import_user_code(foreign, path, setting=setting, kind=purpose)
             if not callable(function):
@@ -273,6 +282,9 @@ class TextScores:
             except Exception as error:  # noqa: BLE001  # the user's code may raise any error
                 self.failed[path] = f"{type(error).__name__}: {error}".splitlines()[0]
 
+        if self._unscored:
+            self.failed["recipe"] = self._describe_unscored()
+
         overall = estimate_scores(measures, resamples=resamples) | totals
         slices: dict[str, dict[str, dict[str, Estimate]]] = {}
         sizes: dict[str, dict[str, int]] = {}
@@ -283,16 +295,15 @@ class TextScores:
                 label: estimate_scores(measures, chosen, resamples=resamples)
                 for label, chosen in rows.items()
             }
-
-        if n_unscored := self._unscored.total():
-            counts = self._unscored.most_common()
-            reasons = "; ".join(f"{n} {reason}" for reason, n in counts)
-            self.failed["recipe"] = (
-                f"left out {n_unscored} of {self.n_texts} texts: {reasons}"
-            )
         return Scores(
             self.n_texts, overall, slices, sizes, self.failed, measures, self._keys
         )
+
+    def _describe_unscored(self) -> str:
+        """Describe the texts without recipe scores, with the reasons."""
+        counts = self._unscored.most_common()
+        reasons = "; ".join(f"{n} {reason}" for reason, n in counts)
+        return f"left out {self._unscored.total()} of {self.n_texts} texts: {reasons}"
 
     def _join(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
         """Join the parts of a score. The score does not apply to texts of a missing part."""

@@ -108,6 +108,7 @@ def _format_wall_share(facts: Facts, *share_names: str) -> str:
 
 
 def _check_data_wait(facts: Facts) -> Findings:
+    """Check if the loader is slower than training."""
     has_several_readers = (number(facts.setting("readers")) or 1) > 1
     lever = "make batches in several threads"
     settings = ["train.readers=4"]
@@ -125,6 +126,7 @@ def _check_data_wait(facts: Facts) -> Findings:
 
 
 def _check_uploads(facts: Facts) -> Findings:
+    """Check if the run waited for its last uploads."""
     share = facts.wall_share(shares.UPLOADS)
     yield Finding(
         "uploads",
@@ -138,6 +140,7 @@ def _check_uploads(facts: Facts) -> Findings:
 
 
 def _check_compiling(facts: Facts) -> Findings:
+    """Check if new shapes were compiled during the later updates."""
     # Compilation during the first half of the updates does not slow down the rest.
     share = facts.late_compiling
     yield Finding(
@@ -153,6 +156,7 @@ def _check_compiling(facts: Facts) -> Findings:
 
 
 def _check_host(facts: Facts) -> Findings:
+    """Check if the process was paused, disturbed by other programs, or idle."""
     yield _lost_time_finding(
         "throttling",
         facts,
@@ -199,6 +203,7 @@ def _has_spinning_threads(facts: Facts) -> bool:
 
 
 def _check_evaluation(facts: Facts) -> Findings:
+    """Check if evaluations are too frequent or too large."""
     share = facts.share(shares.EVALUATION)
     n = facts.n_evaluations
     interval, saved = _longer_interval(facts, share, n, setting="evaluate_every")
@@ -236,6 +241,7 @@ def _smaller_evaluation(facts: Facts) -> tuple[str, ...]:
 
 
 def _check_saving(facts: Facts) -> Findings:
+    """Check if checkpoints are saved too often for the disk."""
     n = facts.n_saves
     n_skipped = facts.skipped_saves
     if n + n_skipped == 0:
@@ -313,6 +319,7 @@ def _round_up(amount: float) -> float:
 
 
 def _check_precision(facts: Facts) -> Findings:
+    """Check if matmuls use float32 on a machine with fast bfloat16."""
     hardware = dict_or_empty(facts.start.get("hardware"))
     has_fast_bf16 = hardware.get("fast_bf16") is True
     if not has_fast_bf16 or facts.start.get("precision") != "float32":
@@ -336,6 +343,7 @@ def _check_precision(facts: Facts) -> Findings:
 
 
 def _check_dense_attention(facts: Facts) -> Findings:
+    """Check if attention is computed between different examples of a row."""
     matmuls = facts.start_number("arithmetic", "products") or 0.0
     needed = facts.start_number("arithmetic", "attention") or 0.0
     computed = facts.start_number("arithmetic", "attention_computed") or 0.0
@@ -359,6 +367,7 @@ def _check_dense_attention(facts: Facts) -> Findings:
 
 
 def _check_padding(facts: Facts) -> Findings:
+    """Check if much of a batch is padding."""
     pad = facts.pad_fraction
     if pad < _MUCH_PADDING:
         return
@@ -389,6 +398,7 @@ def _check_padding(facts: Facts) -> Findings:
 
 
 def _check_tiny_batches(facts: Facts) -> Findings:
+    """Check if updates have too few tokens for their fixed costs."""
     tokens = facts.tokens / facts.n_updates
     batch = AMOUNT.match(str(facts.setting("batch") or ""))
     if tokens >= _FEW_TOKENS or batch is None:
@@ -411,6 +421,7 @@ def _check_tiny_batches(facts: Facts) -> Findings:
 
 
 def _check_memory(facts: Facts) -> Findings:
+    """Check if the micro-batches or the memory are too small."""
     if isinstance(facts.setting("micro_batch_rows"), int):
         yield from _check_micro_batch(facts)
         return
@@ -462,6 +473,7 @@ def _check_micro_batch(facts: Facts) -> Findings:
 
 
 def _check_gpu(facts: Facts) -> Findings:
+    """Check if the GPU waits for the host, or reduces its clock."""
     busy = facts.gpu_busy
     if busy is not None and busy < GPU_BUSY:
         idle = (1.0 - busy) * facts.computing
@@ -491,6 +503,7 @@ def _check_gpu(facts: Facts) -> Findings:
 
 
 def _check_threads(facts: Facts) -> Findings:
+    """Check if there are more or fewer threads than cores."""
     threads = facts.start_number("hardware", "threads")
     cores = facts.start_number("hardware", "cores")
     if not threads or not cores:

@@ -130,7 +130,7 @@ class ScoreDifference:
             marks[self.other_is_better],
         )
 
-    def in_words(self, *, worse: bool = False) -> str:
+    def describe(self, *, worse: bool = False) -> str:
         """Describe the difference and its interval, for the better run or the worse one."""
         interval = self.interval
         low, high = interval.low, interval.high
@@ -242,6 +242,7 @@ class Comparison:
         return different
 
     def _grids(self) -> Iterator[Grid]:
+        """Yield the tables of settings, differences, other scores and cost."""
         names = list(self.runs)
         settings = [
             (name, *values.values())
@@ -395,7 +396,8 @@ def _match_texts(
     """Put both tables in the same order. Return None, with a note, if the texts differ."""
     if not first.keys and not other.keys:
         return None
-    first_keys, other_keys = set(first.keys), set(other.keys)
+    first_keys = set(first.keys)
+    other_keys = set(other.keys)
     if first_keys == other_keys:
         # A text that is held out twice counts once.
         is_unique = len(first_keys) == len(first.keys) == len(other.keys)
@@ -413,6 +415,7 @@ def _match_texts(
 def _compare_measures(
     first: TextTable, other: TextTable, left_out: str = ""
 ) -> Iterator[ScoreDifference]:
+    """Compare the measures that both tables have, without the measure `left_out`."""
     for name, first_measure in first.measures.items():
         other_measure = other.measures.get(name)
         if other_measure is None or name == left_out:
@@ -423,17 +426,15 @@ def _compare_measures(
         if interval is None:
             continue
 
-        # Both scores are over the texts to which the metric applies in both runs.
-        is_compared = (first_measure.applies & other_measure.applies)[:, None]
-        first_score, other_score = (
-            float(measure.score((measure.values * is_compared).sum(axis=0)))
-            for measure in (first_measure, other_measure)
-        )
+        # Both scores are over the texts to which the measure applies in both runs.
+        is_compared = first_measure.applies & other_measure.applies
+        first_score = first_measure.score_of(is_compared)
+        other_score = other_measure.score_of(is_compared)
         yield ScoreDifference(name, first_score, other_score, interval)
 
 
 def _join(differences: Sequence[ScoreDifference], *, worse: bool = False) -> str:
-    return " and ".join(d.in_words(worse=worse) for d in differences)
+    return " and ".join(d.describe(worse=worse) for d in differences)
 
 
 def _title(measure: str) -> str:

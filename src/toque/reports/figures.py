@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from toque.reports.page import Figure
@@ -201,11 +202,8 @@ def _overlay(
 def _plot_wide(title: str, series: Sequence[Series], note: str = "") -> Figure:
     """Plot losses in two sizes, for wide and narrow screens."""
     unit = METRIC_NAMES["loss"].unit
-    broad, narrow = (
-        draw_lines(title, series, x_name="step", y_name=unit, frame=frame)
-        for frame in (_WIDE, Frame())
-    )
-    return Figure(title, broad, note, narrow)
+    draw = partial(draw_lines, title, series, x_name="step", y_name=unit)
+    return Figure(title, draw(frame=_WIDE), note, draw(frame=Frame()))
 
 
 def _plot(

@@ -160,6 +160,7 @@ def _show_configuration(run: RunRecord) -> Sentence | Folded:
 
 
 def _list_facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
+    """List the facts below the title: length, progress, losses and speed."""
     done = history.progress
     step = history.step
     requested = dict_or_empty(history.start.get("train")).get("stop_after")
@@ -238,6 +239,7 @@ def _list_warnings(history: RunHistory, problem: str) -> list[Sentence]:
 def _show_texts(
     run: RunRecord, evaluation: Mapping[str, Any]
 ) -> list[Sentence | Folded]:
+    """Show the newest prompts with their texts, below advice if the texts are poor."""
     parts: list[Sentence | Folded] = []
     score = nested_number(evaluation, "generated", "recipe_score")
     advice = "" if score is None else advice_on_score(score)

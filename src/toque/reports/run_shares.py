@@ -198,19 +198,16 @@ def collect_facts(events: Sequence[Event]) -> Facts | None:
     for event in events:
         by_kind[str(event.get("event"))].append(event)
     steps = by_kind["step"]
-    starts = by_kind["start"]
     timed = [event for event in events if event.get("event") in _TIMED_EVENTS]
     parts = _sum_parts(timed)
     if not steps or sum(parts.values()) <= 0.0:
         return None
 
+    starts = by_kind["start"]
     first_step = min((event["step"] for event in starts), default=0)
-    sessions = [event for event in events if event.get("event") in ("start", "end")]
-    has_ended = bool(sessions) and sessions[-1].get("event") == "end"
     saves = [dict_or_empty(event.get("saves")) for event in by_kind["end"]]
     hosts = [dict_or_empty(event.get("host")) for event in by_kind["system"]]
     gpus: list[Event] = [gpu for e in by_kind["system"] for gpu in e.get("gpus", ())]
-    throttled = Counter(reason for gpu in gpus for reason in gpu.get("throttled", ()))
     held_out = [
         nested_number(event, "metrics", "loss") for event in by_kind["evaluation"]
     ]
@@ -229,13 +226,21 @@ def collect_facts(events: Sequence[Event]) -> Facts | None:
         host=_sum_samples(hosts),
         start=starts[-1] if starts else {},
         gpu_busy=_mean_gpu_busy(gpus),
-        gpu_throttled={reason: n / len(gpus) for reason, n in throttled.items()},
+        gpu_throttled=_throttled_shares(gpus),
         losses=[loss for loss in losses if loss is not None],
         held_out=[loss for loss in held_out if loss is not None],
         grad_norm=number(steps[-1].get("grad_norm")),
         warnings=[str(event.get("message")) for event in by_kind["warning"]],
-        end=sessions[-1] if has_ended else {},
+        end=_end_of_last_session(events),
     )
+
+
+def _end_of_last_session(events: Sequence[Event]) -> Event:
+    """Return the newest end event, or an empty event if a session started after it."""
+    sessions = [event for event in events if event.get("event") in ("start", "end")]
+    if sessions and sessions[-1].get("event") == "end":
+        return sessions[-1]
+    return {}
 
 
 def _sum_parts(events: Iterable[Event]) -> dict[str, float]:
@@ -279,6 +284,12 @@ def _mean_utilisation(steps: Sequence[Event]) -> float | None:
             measured += mfu * step_seconds
             seconds += step_seconds
     return measured / seconds if seconds > 0.0 else None
+
+
+def _throttled_shares(gpus: Sequence[Event]) -> dict[str, float]:
+    """Return the share of a GPU's samples with each reason for throttling."""
+    reasons = Counter(reason for gpu in gpus for reason in gpu.get("throttled", ()))
+    return {reason: n / len(gpus) for reason, n in reasons.items()}
 
 
 def _mean_gpu_busy(gpus: Sequence[Event]) -> float | None:

@@ -44,6 +44,7 @@ def make_score_grids(evaluation: Record) -> list[Grid]:
 
 
 def _make_main_grid(evaluation: Record) -> Grid:
+    """Make the table of all scores, with their intervals and numbers of texts."""
     intervals = dict_or_empty(evaluation.get("intervals"))
     n_texts = dict_or_empty(evaluation.get("applies_to"))
     rows = [
@@ -96,19 +97,20 @@ _SHARED_RUNS: Final = {
 
 
 def _make_memorisation_grid(record: Record) -> Grid:
+    """Make the table of the runs of tokens that texts share with the training examples."""
     sides = [dict_or_empty(record.get(side)) for side in ("texts", "references")]
     rows = [
         (title, *(_format_first(side.get(name)) for side in sides))
         for name, title in _SHARED_RUNS.items()
         if any(name in side for side in sides)
     ]
-    examples, n_read, shortest, long = (
-        _format_first(record.get(name))
-        for name in ("examples", "examples_read", "shortest_run", "long_run")
-    )
+    n_total = _format_first(record.get("examples"))
+    n_read = _format_first(record.get("examples_read"))
+    shortest = _format_first(record.get("shortest_run"))
+    long = _format_first(record.get("long_run"))
     note = (
         "The longest run of tokens that a text shares word for word with a training example, "
-        f"without tokens from its prompt. {n_read} of {examples} training examples were read, for "
+        f"without tokens from its prompt. {n_read} of {n_total} training examples were read, for "
         f"runs of {shortest} tokens or more. A long run has {long} tokens or more."
     )
     heads = ("shared with training", "generated", "held out")

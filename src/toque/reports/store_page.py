@@ -80,18 +80,6 @@ _UNKNOWN: Final = "255"
 
 def build_store_page(folder: Path, report: Report) -> Page:
     """Build the page of a store."""
-    facts = [
-        ("examples", f"{report.examples:,}"),
-        ("to train on", f"{report.train:,}"),
-        ("held out", f"{report.validation:,}"),
-        ("prompt tokens", f"{report.prompt_tokens:,}"),
-        ("target tokens", f"{report.target_tokens:,}"),
-        ("tokenizer", report.tokenizer),
-        ("prepared in", f"{report.seconds:,.1f} s"),
-    ]
-    counted = f"{report.describe_counts()} Every record is counted."
-    head = PageHead("Data report", folder.resolve().name, counted, facts)
-
     used = [_fold_excerpt(excerpt) for excerpt in report.kept_examples]
     dropped = [_fold_excerpt(excerpt) for excerpt in report.dropped_examples]
     repaired = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
@@ -105,13 +93,12 @@ def build_store_page(folder: Path, report: Report) -> Page:
         for column in report.columns
         if column.known and (_has_classes(column) or column.name not in _LABELS)
     ]
+    warnings = [Sentence(text, "warn") for text in _list_warnings(report)]
     losses = [
         Sentence(text) for text in (*report.describe_losses(), report.describe_split())
     ]
     sections = (
-        Section(
-            "warnings", "", [Sentence(text, "warn") for text in _list_warnings(report)]
-        ),
+        Section("warnings", "", warnings),
         Section("kept", f"{len(used)} kept, as the model reads them", used),
         Section("lost", f"{len(dropped)} dropped, as they were", dropped),
         Section("sources", "Sources", [_make_source_grid(report)]),
@@ -126,10 +113,25 @@ def build_store_page(folder: Path, report: Report) -> Page:
         ),
         Section("cut", "Cut and split", losses),
     )
-    return Page(head, sections, f"{folder}/report.json")
+    return Page(_make_head(folder, report), sections, f"{folder}/report.json")
+
+
+def _make_head(folder: Path, report: Report) -> PageHead:
+    facts = [
+        ("examples", f"{report.examples:,}"),
+        ("to train on", f"{report.train:,}"),
+        ("held out", f"{report.validation:,}"),
+        ("prompt tokens", f"{report.prompt_tokens:,}"),
+        ("target tokens", f"{report.target_tokens:,}"),
+        ("tokenizer", report.tokenizer),
+        ("prepared in", f"{report.seconds:,.1f} s"),
+    ]
+    counted = f"{report.describe_counts()} Every record is counted."
+    return PageHead("Data report", folder.resolve().name, counted, facts)
 
 
 def _list_warnings(report: Report) -> list[str]:
+    """List what to look at first: cut targets, dropped records, other encodings and leaks."""
     warnings = []
     n_cut = report.cut.get("target_tokens", 0)
     cut_share = n_cut / max(1, report.target_tokens + n_cut)
@@ -155,6 +157,7 @@ def _list_warnings(report: Report) -> list[str]:
 
 
 def _make_source_grid(report: Report) -> Grid:
+    """Make the table of the sources: a row per file, or sums if there are many files."""
     heads = ("source", "schema", "read", "used by its reader", "share")
     notes = []
     if len(report.sources) <= MAX_FILES:
@@ -269,6 +272,15 @@ def _sort_values(column: ColumnReport) -> list[tuple[str, int]]:
     return values
 
 
+def _count_parts(
+    column: ColumnReport, value: str, total: int, codes: Sequence[str]
+) -> list[int]:
+    """Count a value per origin, then with an unknown origin. Without origins, return the total."""
+    if not codes:
+        return [total]
+    return [column.origins.get(code, {}).get(value, 0) for code in (*codes, _UNKNOWN)]
+
+
 def _describe_class_shares(column: ColumnReport) -> str:
     """Describe the fraction of each class. Rare classes are summed, and "unknown" comes last."""
     labels = _LABELS.get(column.name, ())
@@ -296,6 +308,7 @@ def _plot_histogram(title: str, shape: Histogram, unit: str, note: str = "") -> 
 
 
 def _plot_column(column: ColumnReport) -> Figure:
+    """Plot a column of numbers as a histogram, or a column of classes as bars."""
     title, unit = _NAMES.get(column.name, (column.name, column.name))
     notes = []
     if column.missing:
@@ -305,21 +318,18 @@ def _plot_column(column: ColumnReport) -> Figure:
         return _plot_histogram(title, column.histogram, unit or title, " ".join(notes))
 
     codes = [code for code in column.origins if code != _UNKNOWN]
-    names = [_name_origin(column.name, int(code)) for code in codes]
-    rows = []
-    for value, count in _sort_values(column):
-        counts = [count]
-        if len(codes) > 1:
-            # A part per origin, then the part of unknown origin.
-            counts = [
-                column.origins.get(code, {}).get(value, 0)
-                for code in (*codes, _UNKNOWN)
-            ]
-        rows.append((_format_label(value, _LABELS.get(column.name, ())), counts))
-    part_names = names if len(codes) > 1 else ()
-    svg = draw_bars(title, rows, noun="examples", part_names=part_names)
+    origin_names = [_name_origin(column.name, int(code)) for code in codes]
     if len(codes) == 1:
-        notes.insert(0, f"All {names[0]}.")
+        notes.insert(0, f"All {origin_names[0]}.")
+    # Bars are divided only if there are several origins.
+    part_names = origin_names if len(codes) > 1 else ()
+    part_codes = codes if len(codes) > 1 else ()
+    labels = _LABELS.get(column.name, ())
+    rows = [
+        (_format_label(value, labels), _count_parts(column, value, count, part_codes))
+        for value, count in _sort_values(column)
+    ]
+    svg = draw_bars(title, rows, noun="examples", part_names=part_names)
     return Figure(title, svg, " ".join(notes))
 
 

@@ -122,6 +122,7 @@ def list_ladders(folder: Path, facts: Facts) -> list[Ladder]:
 
 
 def _ladder_for_memory(facts: Facts) -> list[Ladder]:
+    """Advise on a run that ran out of memory."""
     error = str(facts.end.get("error") or "")
     n_retried = sum(RAN_OUT in text for text in facts.warnings)
     has_ended = (
@@ -143,22 +144,18 @@ def _ladder_for_memory(facts: Facts) -> list[Ladder]:
 
 
 def _ladder_for_poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
+    """Advise on a run with a low recipe score, by the course of its losses."""
     record = read_json(folder / "evaluation.json", dict[str, Any]) or {}
     score = nested_number(record, "generated", "recipe_score")
     if score is None or score >= POOR:
         return []
 
-    last = facts.held_out[-2:]
-    is_falling = len(last) == 2 and last[1] < last[0] * (1.0 - _FALLING)
-    training_loss = statistics.fmean(facts.losses[-10:]) if facts.losses else 0.0
-    memorises = bool(last) and training_loss > 0.0 and last[-1] > _GAP * training_loss
-
     steps = []
-    if is_falling:
+    if _is_loss_falling(facts):
         steps.append(
             "train longer: the held-out loss was still falling (train.stop_after)"
         )
-    if memorises:
+    if _memorises(facts):
         steps.append(
             "more recipes, or 'augmentation={paraphrase: 0.3}': the model memorises its examples"
         )
@@ -177,6 +174,22 @@ def _ladder_for_poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
         "are poor"
     )
     return [Ladder("poor texts", because, steps)]
+
+
+def _is_loss_falling(facts: Facts) -> bool:
+    """Check if the held-out loss fell notably between the last two evaluations."""
+    if len(facts.held_out) < 2:
+        return False
+    before, last = facts.held_out[-2:]
+    return last < before * (1.0 - _FALLING)
+
+
+def _memorises(facts: Facts) -> bool:
+    """Check if the held-out loss is much higher than the training loss."""
+    if not facts.held_out or not facts.losses:
+        return False
+    training_loss = statistics.fmean(facts.losses[-10:])
+    return training_loss > 0.0 and facts.held_out[-1] > _GAP * training_loss
 
 
 def list_signs(facts: Facts) -> list[Sign]:

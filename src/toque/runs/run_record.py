@@ -380,8 +380,9 @@ class RunRecord:
         prompt = str(sample.get("prompt", ""))
         texts = [*self.texts.pop(prompt, []), sample]
         if len(texts) > _MAX_TEXTS:
-            # Start so that the newest text stays.
-            texts = texts[(len(texts) + 1) % 2 :: 2]
+            # Keep every second text, the newest included.
+            newest_first = texts[::-1]
+            texts = newest_first[::2][::-1]
         self.texts[prompt] = texts
         if len(self.texts) > _MAX_PROMPTS:
             oldest_prompt = next(iter(self.texts))

@@ -24,7 +24,7 @@ from toque.serving.protocol import (
     parse_request,
 )
 from toque.serving.reply import Reply
-from toque.serving.request_errors import RequestError, error_response
+from toque.serving.request_errors import RequestError, answer_http_error, error_response
 
 _log = logging.getLogger("toque.serving")
 _CLIENT_GONE: Final = 499
@@ -70,7 +70,7 @@ def build_app(
         lifespan=run_batch,
         exception_handlers={
             RequestError: _answer_error,
-            HTTPException: _answer_http_error,
+            HTTPException: answer_http_error,
             ClientDisconnect: count_disconnect,
             Exception: _answer_error,
         },
@@ -131,19 +131,3 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     # Library logs do not appear on the terminal, not even uvicorn's log of this error.
     _log.error("answering %.100r failed", request.scope["path"], exc_info=error)
     return error_response(internal_error())
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    """Answer a request with a wrong path or method."""
-    assert isinstance(error, HTTPException)
-    path, method = request.scope["path"][:100], request.method
-    if error.status_code == 404:
-        message = f"{path} does not exist on this server."
-    elif error.status_code == 405:
-        message = f"{path} does not support {method}."
-    else:
-        message = str(error.detail)
-    headers = dict(error.headers or {})
-    return error_response(
-        RequestError(error.status_code, message, code="invalid_url", headers=headers)
-    )

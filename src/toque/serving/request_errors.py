@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from starlette.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -54,3 +56,19 @@ class RequestError(Exception):
 def error_response(error: RequestError) -> JSONResponse:
     """Create the response for an error."""
     return JSONResponse(error.record, status_code=error.status, headers=error.headers)
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """Answer a request with a wrong path or method. `error` is Starlette's HTTPException."""
+    assert isinstance(error, HTTPException)  # Starlette's type of a handler is wider
+    path = request.scope["path"][:100]
+    if error.status_code == 404:
+        message = f"{path} does not exist on this server."
+    elif error.status_code == 405:
+        message = f"{path} does not support {request.method}."
+    else:
+        message = str(error.detail)
+    headers = dict(error.headers or {})
+    return error_response(
+        RequestError(error.status_code, message, code="invalid_url", headers=headers)
+    )

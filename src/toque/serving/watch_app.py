@@ -35,7 +35,7 @@ from toque.runs.places import RunFinder
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import RunStatus, state_of
 from toque.serving.gate import Gate
-from toque.serving.request_errors import RequestError, error_response
+from toque.serving.request_errors import RequestError, answer_http_error, error_response
 from toque.serving.static_files import PAGE, page_files
 
 _LIVE: Final = STYLE.parent.parent / "live"
@@ -315,7 +315,7 @@ def build_watch_app(
         Route("/api/page", page),
         Route("/health", health),
     ]
-    handlers = {RequestError: _answer_error, HTTPException: _answer_error}
+    handlers = {RequestError: _answer_refusal, HTTPException: answer_http_error}
     app = Starlette(routes=routes, exception_handlers=handlers)
     return Gate(
         app,
@@ -327,12 +327,7 @@ def build_watch_app(
     )
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    """Answer a request with a wrong path, or a refused request."""
-    if isinstance(error, HTTPException):
-        message = f"{request.scope['path'][:100]} does not exist on this server."
-        return error_response(
-            RequestError(error.status_code, message, code="invalid_url")
-        )
-    assert isinstance(error, RequestError)
+async def _answer_refusal(_: Request, error: Exception) -> Response:
+    """Answer a refused request."""
+    assert isinstance(error, RequestError)  # Starlette's type of a handler is wider
     return error_response(error)

@@ -34,9 +34,10 @@ NO_LABEL = "no label"
 """Prefix of the reason for dropping a record without a label for a requested task."""
 TOO_LONG, NOT_UTF_8 = "too long", "not UTF-8"
 _MARK = b"\0toque "
-_MAX_NAMES = 100
-"""Maximum number of fields in a report, and of characters in a field's name. Some exports have a
-field per value."""
+_MAX_FIELDS = 100
+"""Maximum number of fields in a report. Some exports have a field per value."""
+_MAX_NAME_CHARS = 100
+"""Maximum characters of a field's name in a report."""
 MAX_CHARS = 600
 """Maximum length of a text in a report, in characters. A record may have megabytes."""
 PER_REASON = 5
@@ -355,14 +356,18 @@ def is_not_finite(value: Any) -> bool:
 
 
 def most_frequent(counts: Counter[str]) -> dict[str, int]:
-    """Return the counts of the most frequent fields.
+    """Return the counts of the most frequent fields. Long names that start equally share an entry.
 
     The entry "(others)" has an upper limit for the count of each remaining field.
     """
-    frequent = counts.most_common(_MAX_NAMES)
-    result = {name[:_MAX_NAMES]: n for name, n in frequent}
-    if len(frequent) < len(counts):
-        result["(others)"] = frequent[-1][1]
+    short_counts: Counter[str] = Counter()
+    for name, n in counts.items():
+        short_counts[name[:_MAX_NAME_CHARS]] += n
+    frequent = short_counts.most_common(_MAX_FIELDS)
+    result = dict(frequent)
+    if len(frequent) < len(short_counts):
+        _, smallest_count = frequent[-1]
+        result["(others)"] = smallest_count
     return result
 
 
@@ -374,8 +379,8 @@ def count_field_note(notes: Counter[str], note: str, name: str) -> None:
     >>> count_field_note(notes := Counter(), "messages with {}", "name"); notes
     Counter({"messages with 'name'": 1})
     """
-    key = note.format(repr(name[:_MAX_NAMES]))
-    if key not in notes and len(notes) >= _MAX_NAMES:
+    key = note.format(repr(name[:_MAX_NAME_CHARS]))
+    if key not in notes and len(notes) >= _MAX_FIELDS:
         key = note.format("other fields")
     notes[key] += 1
 

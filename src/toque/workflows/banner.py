@@ -195,7 +195,7 @@ def _describe_order(
         rows = store.rows("train")
         has_encoder = stream.layout.shape.source > 0
         rewriting = Rewriting(config.augmentation, store, rows, encoder=has_encoder)
-        lines.append(rewriting.in_words(rows, seed=config.seed))
+        lines.append(rewriting.describe_effect(rows, seed=config.seed))
     return lines
 
 

@@ -392,9 +392,9 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
 
 def _build_gradient_noise(config: RunConfig) -> GradientNoise | None:
     settings = config.optim.gradient_noise
-    return (
-        None if settings is None else GradientNoise(**dict(settings), seed=config.seed)
-    )
+    if settings is None:
+        return None
+    return GradientNoise(**dict(settings), seed=config.seed)
 
 
 def _build_checkpoint_store(parts: _Parts) -> CheckpointStore:
@@ -463,15 +463,15 @@ def _build_observers(
         _build_console(run, parts, length),
     ]
     if observe.profile is not None:
-        callbacks.append(
-            Profiler(observe.profile, parts.folder, runtime, warn, reporter.notice)
+        profiler = Profiler(
+            observe.profile, parts.folder, runtime, warn, reporter.notice
         )
+        callbacks.append(profiler)
     if observe.system is not None:
-        callbacks.append(
-            SystemSampler.from_settings(
-                observe.system, log.record, warn, runtime.device
-            )
+        sampler = SystemSampler.from_settings(
+            observe.system, log.record, warn, runtime.device
         )
+        callbacks.append(sampler)
     samples = SampleWriter(
         run.evaluator,
         parts.folder / "samples.jsonl",

@@ -23,7 +23,7 @@ from toque.runs.run_record import CONFIG, END, Tail
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
 from toque.storage.json_files import decode_json
 from toque.storage.no_follow import refuse_links
-from toque.workflows.results import Model, TrainedRun, existing_folder
+from toque.workflows.results import Model, TrainedRun, resolve_model
 from toque.workflows.saved_steps import KINDS, is_step
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ class Checkpoints:
         for saved in self.steps:
             scores = [saved.metrics.get(name) for name in metrics]
             cells = ["-" if score is None else f"{score:.4f}" for score in scores]
-            time, size = clock_text(saved.seconds), size_text(saved.bytes)
+            time = clock_text(saved.seconds)
+            size = size_text(saved.bytes)
             rows.append((saved.place, time, *cells, size, saved.reason))
         return "\n".join([*format_columns(Grid(headings, rows)), *self.damaged])
 
@@ -106,7 +107,7 @@ def checkpoints(run: Model, *, reporter: Reporter = SILENT) -> Checkpoints:
         bucket = open_bucket(str(run).rstrip("/"), _LISTED)
         with reporter.working(f"listing {bucket.address}"):
             return _list_steps(BucketPlace(bucket), bucket.names())
-    folder = existing_folder(run)
+    folder = resolve_model(run)
     refuse_links(folder, CheckpointError)
     paths = (path for kind in KINDS for path in folder.glob(f"{kind}/*/*"))
     names = [path.relative_to(folder).as_posix() for path in paths]
@@ -176,7 +177,8 @@ def _read_evaluations(place: Place) -> dict[int, dict[str, float]]:
     while (lines := events.read_lines()) or events.behind:
         for event in filter(None, map(parse_event, lines)):
             if event["event"] == "evaluation":
-                texts, metrics = event.get("texts", {}), event.get("metrics", {})
+                texts = event.get("texts", {})
+                metrics = event.get("metrics", {})
                 scores[event["step"]] = {**texts, **metrics}
     return scores
 

@@ -32,7 +32,7 @@ from toque.runs.run_record import BITS, EVALUATION
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
-from toque.workflows.results import Model, existing_folder
+from toque.workflows.results import Model, resolve_model
 from toque.workflows.saved_steps import config_of
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def evaluate(
             did not trust.
         DataError: The store does not exist or has another tokenizer.
     """
-    folder = existing_folder(run_or_model)
+    folder = resolve_model(run_or_model)
     config_file = config_of(folder)
     if config_file.exists():
         refuse_links(config_file.parent, CheckpointError)

@@ -23,7 +23,7 @@ from toque.models.loading.provenance import Provenance
 from toque.storage.no_follow import refuse_endless_files, refuse_links_elsewhere
 from toque.user_paths import named_path
 from toque.version import __version__
-from toque.workflows.results import Model, existing_folder
+from toque.workflows.results import Model, resolve_model
 from toque.workflows.saved_steps import find_step, list_steps, run_of
 from toque.workflows.trained_model.model_codec import (
     find_chat_template,
@@ -105,7 +105,7 @@ def export(
         )
     if push_to is not None:
         refuse_push(push_to)
-    folder = existing_folder(run_or_model)
+    folder = resolve_model(run_or_model)
     if step is not None:
         folder = find_step(folder, step)
     target = named_path(to)

@@ -166,7 +166,8 @@ def _write(
     if lacks_template:
         card += f"\n{NO_TEMPLATE}"
 
-    if (aside := set_users_model_aside(folder)) is not None:
+    aside = set_users_model_aside(folder)
+    if aside is not None:
         reporter.notice(
             f"note: {folder / 'model'} contained another model, which is now {aside}"
         )
@@ -180,11 +181,7 @@ def _write(
             base_hash=trainer.base_sha256,
         )
     # This file marks the run as finished, so it is the last one.
-    end = {"step": trainer.progress.step, "model_step": evaluation.step}
-    with disk_faults(
-        folder, "writing the end", setting="run_dir", error=CheckpointError
-    ):
-        atomic_write(folder / END, (json.dumps(end) + "\n").encode())
+    _write_end(folder, step=trainer.progress.step, model_step=evaluation.step)
 
     reporter.detail(str(evaluation))
     summary = _summarise(evaluation, run.evaluator.watched)
@@ -196,6 +193,19 @@ def _write(
     if samples:
         reporter.notice(format_excerpt(samples[0], columns=reporter.columns))
     return history.overfitting_note or _advise(evaluation)
+
+
+def _write_end(folder: Path, *, step: int, model_step: int | None) -> None:
+    """Write the file that marks a run as finished, with the steps of the run and of its model.
+
+    Raises:
+        CheckpointError: The disk is full or cannot be written.
+    """
+    end = {"step": step, "model_step": model_step}
+    with disk_faults(
+        folder, "writing the end", setting="run_dir", error=CheckpointError
+    ):
+        atomic_write(folder / END, (json.dumps(end) + "\n").encode())
 
 
 def _advise(evaluation: Evaluation) -> str:

@@ -18,6 +18,7 @@ from huggingface_hub.repocard import metadata_load
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
+from toque.config.schema import FilesConfig
 from toque.cooking.recipe_scores import POOR
 from toque.data.prepare.store_plan import join_first
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
@@ -228,25 +229,18 @@ def _describe_data(config: RunConfig, manifest: StoreManifest) -> str:
     for entry in manifest.sources:
         files_by_source.setdefault(entry.source, []).append(entry)
 
-    configured = (*config.data.sources, *config.data.validation)
-    has_settings = len(configured) == len(files_by_source)
+    configured: dict[int, FilesConfig] = {}
+    settings = (*config.data.sources, *config.data.validation)
+    # If the numbers differ, the store was prepared from other sources.
+    if len(settings) == len(files_by_source):
+        configured = dict(enumerate(settings))
     held_out_from = manifest.settings.get("held_out_from", math.inf)
-    rows = []
-    for number, files in sorted(files_by_source.items()):
-        path = files[0].path
-        licence = None
-        if has_settings and number < len(configured):
-            path = configured[number].path
-            licence = configured[number].licence
-        if (dataset := recorded_dataset(files[0].path)) is not None:
-            path = f"{dataset[0].address()}, commit {dataset[1]}"
-        if number >= held_out_from:
-            path += " (held out)"
-
-        n_read = sum(file.read for file in files)
-        n_examples = sum(file.kept for file in files)
-        counts = (f"{n:,}" for n in (len(files), n_read, n_examples))
-        rows.append((path, licence or "not recorded", *counts))
+    rows = [
+        _describe_source(
+            files, configured.get(number), is_held_out=number >= held_out_from
+        )
+        for number, files in sorted(files_by_source.items())
+    ]
 
     table = _markdown_table(("source", "licence", "files", "records", "examples"), rows)
     dropped = ", ".join(
@@ -258,6 +252,23 @@ def _describe_data(config: RunConfig, manifest: StoreManifest) -> str:
         f"{manifest.tokens.target:,}. Dropped records by reason: {dropped or 'none'}. Fingerprint "
         f"of the prepared data: `{manifest.fingerprint[:16]}`.\n"
     )
+
+
+def _describe_source(
+    files: Sequence[SourceEntry], settings: FilesConfig | None, *, is_held_out: bool
+) -> tuple[str, ...]:
+    """Return a source's row of the table: its path, licence and counts."""
+    path = files[0].path if settings is None else settings.path
+    licence = None if settings is None else settings.licence
+    if (recorded := recorded_dataset(files[0].path)) is not None:
+        dataset, commit = recorded
+        path = f"{dataset.address()}, commit {commit}"
+    if is_held_out:
+        path += " (held out)"
+    n_read = sum(file.read for file in files)
+    n_examples = sum(file.kept for file in files)
+    counts = (f"{n:,}" for n in (len(files), n_read, n_examples))
+    return (path, licence or "not recorded", *counts)
 
 
 def _describe_scores(evaluation: Evaluation, record: Provenance) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -66,6 +66,11 @@ _LARGE_BYTES = 10_000_000
 """Size of the sources, in bytes, from which one step of their preparation may take a minute."""
 _ROW_ARGUMENTS = {"sources": "data", "validation": "validation"}
 """Field of `data` -> argument with rows for it."""
+_ROWS_NOTE = (
+    "This file has the rows of the argument data or validation. The argument columns names their "
+    "fields, e.g. train(config, data=rows, columns={'prompt': 'question', 'target': 'answer'})."
+)
+"""Addition to errors about a file with a program's rows."""
 
 
 @contextmanager
@@ -106,30 +111,36 @@ def save_rows(
     if check_store_folder(store):
         earlier_files |= _source_names(store)
     try:
-        files: dict[str, list[dict[str, object]]] = {}
-        for field, rows in rows_by_field.items():
-            path = write_rows(
-                rows, store, name=_ROW_ARGUMENTS[field], say=reporter.notice
-            )
-            _refuse_other_sources(settings, field, path)
-            # A run's own config.yaml lists the file of these rows, with its columns.
-            if source_fields or not getattr(settings.data, field):
-                files[field] = [{"path": str(path), **source_fields}]
+        files = _write_sources(settings, rows_by_field, source_fields, reporter)
         yield configure(settings, data=files)
     except BaseException as error:
         # Another process may be reading the same rows.
         if is_only_rank() and not _is_in_use(store):
             forget_rows(store, earlier_files)
         if str(store / ROWS) in str(error):
-            error.add_note(
-                "This file has the rows of the argument data or validation. The argument columns "
-                "names their fields, e.g. train(config, data=rows, columns={'prompt': 'question', "
-                "'target': 'answer'})."
-            )
+            error.add_note(_ROWS_NOTE)
         raise
     # The store may have replaced a store of other rows, which are no longer needed.
     if is_only_rank() and check_store_folder(store):
         forget_rows(store, _source_names(store))
+
+
+def _write_sources(
+    settings: RunConfig,
+    rows_by_field: Mapping[str, object],
+    source_fields: Mapping[str, object],
+    reporter: Reporter,
+) -> dict[str, list[dict[str, object]]]:
+    """Write a program's rows to files. Return the changed fields of `data` with their sources."""
+    store = Path(settings.data.store)
+    files: dict[str, list[dict[str, object]]] = {}
+    for field, rows in rows_by_field.items():
+        path = write_rows(rows, store, name=_ROW_ARGUMENTS[field], say=reporter.notice)
+        _refuse_other_sources(settings, field, path)
+        # A run's own config.yaml lists the file of these rows, with its columns.
+        if source_fields or not getattr(settings.data, field):
+            files[field] = [{"path": str(path), **source_fields}]
+    return files
 
 
 def _refuse_other_sources(settings: RunConfig, field: str, path: Path) -> None:

@@ -40,7 +40,7 @@ from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bu
 from toque.storage.json_files import decode_json
 from toque.storage.no_follow import refuse_links
 from toque.user_paths import named_path
-from toque.workflows.results import Model, TrainedRun, existing_folder
+from toque.workflows.results import Model, TrainedRun, resolve_model
 from toque.workflows.saved_steps import run_of, split_address
 
 _COMPARED = BucketUse(
@@ -80,7 +80,7 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
         DataError: The store is unfinished or damaged, or contains a link.
         CheckpointError: The run's folder contains a link, or its metrics cannot be read.
     """
-    folder = existing_folder(path)
+    folder = resolve_model(path)
     is_run = any(os.path.lexists(folder / name) for name in (METRICS, "config.yaml"))
     refuse_links(folder, CheckpointError if is_run else DataError)
 
@@ -197,7 +197,7 @@ def _find_run(run: Model) -> RunRecord:
     if not isinstance(run, TrainedRun) and is_in_a_bucket(str(run)):
         address, step_path = split_address(str(run))
         return RunRecord(BucketPlace(open_bucket(address, _COMPARED)), at=step_path)
-    folder = existing_folder(run)
+    folder = resolve_model(run)
     if not folder.is_dir():
         raise ConfigError(
             f"The folder {folder} does not exist. Name a run such as runs/my."
@@ -295,7 +295,7 @@ def verify(path: Model) -> Verified:
         DataError: A file of a store is missing or changed.
         CheckpointError: A file of a checkpoint is missing or changed.
     """
-    folder = existing_folder(path)
+    folder = resolve_model(path)
     if (folder / "config.yaml").exists():
         refuse_links(folder, CheckpointError)
         return Verified(tuple(_verify_run(folder)))

@@ -132,8 +132,10 @@ def model_folder(model: Model) -> Path:
     )
 
 
-def existing_folder(model: Model) -> Path:
-    """Return the folder of a model, or its hub name. Download a checkpoint from gs:// or s3://.
+def resolve_model(model: Model) -> Path:
+    """Return a model's existing folder, or its hub name. Download a checkpoint from gs:// or s3://.
+
+    A hub name is returned unchanged, as a path that does not exist.
 
     Raises:
         ConfigError: The folder does not exist, and its name cannot be a hub name.
@@ -142,6 +144,17 @@ def existing_folder(model: Model) -> Path:
     if isinstance(model, str) and is_in_a_bucket(model):
         return _download(model)
     folder = model_folder(model)
+    _refuse_missing_checkpoint(folder)
+    if not folder.exists() and _is_mistyped_folder(model, folder):
+        raise ConfigError(
+            f"The folder {folder} does not exist.{_similar_folders(folder)} Name a run or a model "
+            "folder."
+        )
+    return folder
+
+
+def _refuse_missing_checkpoint(folder: Path) -> None:
+    """Raise an error for a checkpoint that its run does not have, or a folder of checkpoints."""
     run = run_of(folder)
     if run is not None and run.is_dir() and not folder.exists():
         raise CheckpointError(
@@ -152,18 +165,28 @@ def existing_folder(model: Model) -> Path:
             f"{folder} is a folder of checkpoints, not a checkpoint. "
             f"{list_steps(folder.parent)} Name one of these."
         )
-    # A name on the hub is also a relative path. It is a mistyped folder only if its parent exists.
-    is_local = str(model).startswith(("/", "~", ".")) or folder.parent != Path()
-    if folder.exists() or not is_local or not folder.parent.is_dir():
-        return folder
+
+
+def _is_mistyped_folder(model: Model, folder: Path) -> bool:
+    """Check if a missing folder is mistyped, and not a name on the hub such as "owner/model".
+
+    A hub name is also a relative path. It is a mistyped folder only if its parent exists.
+    """
+    starts_as_path = str(model).startswith(("/", "~", "."))
+    has_parent = folder.parent != Path()
+    return (starts_as_path or has_parent) and folder.parent.is_dir()
+
+
+def _similar_folders(folder: Path) -> str:
+    """Name up to three folders next to a missing folder, the most similar names if there are any.
+
+    The text follows a sentence. It is empty if the parent has no folders.
+    """
     siblings = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
     similar = difflib.get_close_matches(folder.name, siblings, n=3) or siblings[:3]
-    hint = ""
-    if similar:
-        hint = f" Next to it: {', '.join(str(folder.with_name(name)) for name in similar)}."
-    raise ConfigError(
-        f"The folder {folder} does not exist.{hint} Name a run or a model folder."
-    )
+    if not similar:
+        return ""
+    return f" Next to it: {', '.join(str(folder.with_name(name)) for name in similar)}."
 
 
 def _download(address: str) -> Path:

@@ -131,17 +131,9 @@ def find_length(
         return Length(stop_after, after)
 
     after = after.limit_texts(_TEXTS_SHARE * (total_seconds - spent))
-    limit = TimeLimit(
-        total_seconds,
-        replace(clock, began=clock.now() - spent),
-        after.evaluating,
-        after.ending,
-        after.texts,
-        after.final_texts,
-        after.each_text,
-        from_scratch=config.model.start_from == "scratch",
-        length=None if stop_after.total else stop_after,
-    )
+    # All ranks use the first rank's clock.
+    shared_clock = replace(clock, began=clock.now() - spent)
+    limit = _build_limit(config, total_seconds, shared_clock, after)
     remaining = ranks.broadcast(limit.stop_after)
     usage = (
         f"reading and measuring took {clock_text(spent)} of it, and the last scores and texts will "
@@ -155,6 +147,24 @@ def find_length(
         after,
         limit if ranks.is_main else None,
         _describe_limit(stop_after, total_seconds, remaining, usage),
+    )
+
+
+def _build_limit(
+    config: RunConfig, total_seconds: float, clock: CommandClock, after: AfterTraining
+) -> TimeLimit:
+    """Build the time limit of a command, which reserves the time `after` training."""
+    stop_after = config.train.stop_after
+    return TimeLimit(
+        total_seconds,
+        clock,
+        after.evaluating,
+        after.ending,
+        after.texts,
+        after.final_texts,
+        after.each_text,
+        from_scratch=config.model.start_from == "scratch",
+        length=None if stop_after.total else stop_after,
     )
 
 

@@ -85,10 +85,7 @@ def train(
     _refuse_early(config.config, resume, start, upload=upload)
     with join_ranks(strategy=config.config.train.strategy) as ranks:
         if ranks.is_distributed:
-            config_hash = config_sha256(config.config)[:12]
-            refuse_different_ranks(
-                ranks, versions() | {"the configuration (its SHA-256)": config_hash}
-            )
+            _refuse_different_setups(config.config, ranks)
         config = _localise(config)
         folder = Path(config.config.run_dir)
         refuse_links(folder, CheckpointError)
@@ -307,6 +304,14 @@ def _wrap_trainer_callback(config: RunConfig, callback: object) -> object:
 
     return TrainerCallbackBridge(
         cast("Any", callback), config, goal_of(config.train.best_by)
+    )
+
+
+def _refuse_different_setups(config: RunConfig, ranks: Ranks) -> None:
+    """Check that all ranks have the same configuration and versions of software."""
+    config_hash = config_sha256(config)[:12]
+    refuse_different_ranks(
+        ranks, versions() | {"the configuration (its SHA-256)": config_hash}
     )
 
 

@@ -208,7 +208,15 @@ def _unite(first: Ints, a: Ints, b: Ints) -> None:
 
 
 def cluster_shards(store: Path, folders: Sequence[Path]) -> tuple[Ints, int]:
-    """Call `find_clusters` on shards in order, with a scratch file of 240 bytes per record."""
+    """Find the near-duplicates of all shards, in the shards' order.
+
+    A scratch file in the store has the signatures of all records, so that memory does not limit
+    their number.
+
+    Returns:
+        The first record of each record's cluster, [records], and the number of rows that were not
+        compared with their entire bucket; see `find_clusters`.
+    """
     n_records = 0
     with TemporaryFile(dir=store) as scratch:
         for folder in folders:

@@ -212,6 +212,7 @@ def _normalizer(original: Any, codec: Codec) -> Any:
     if after and rewriter.folds:
         # A stand-in may complete a pair of characters that folds again.
         after += folding
+    # A space keeps a special token's name in the user's text from being read as the token.
     after += [
         replacement("String", name, f"{name[0]} {name[1:]}")
         for name in rewriter.misread

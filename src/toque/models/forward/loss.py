@@ -479,28 +479,44 @@ def _padded_loss_and_gradient(
     """
     n = len(chunk)
     padded = F.pad(chunk, (0, 0, 0, padded_length(n) - n))
-    gradient = torch.mm(padded, matrix.T, out=memory[: len(padded)])
-    gradient[n:] = 0.0
-    gradient[:, vocabulary:] = 0.0
+    logits = torch.mm(padded, matrix.T, out=memory[: len(padded)])
+    logits[n:] = 0.0
+    logits[:, vocabulary:] = 0.0
+    loss = _replace_logits_by_gradient(logits[:n, :vocabulary], targets, bias)
+    gradient = logits  # in the same memory
+    return loss, padded, gradient
 
-    # One block of rows at a time: logits in bfloat16, softmax in float32, gradient in bfloat16.
+
+def _replace_logits_by_gradient(
+    bf16_logits: Tensor, targets: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Replace logits [C, V] by the gradient of their loss. Return the loss in nats, [] float32.
+
+    One block of rows at a time: logits in bfloat16, softmax in float32, gradient in bfloat16.
+
+    Args:
+        bf16_logits: Logits without the bias, and then the gradient.
+        targets: Token ids [C].
+        bias: Bias of the output head [V].
+    """
+    n, vocabulary = bf16_logits.shape
+    block_rows = max(1, _BLOCK_ELEMENTS // vocabulary)
+    scratch = torch.empty(min(block_rows, n), vocabulary, dtype=torch.float32)
+    logit_blocks = torch.split(bf16_logits, block_rows)
+    target_blocks = torch.split(targets, block_rows)
+
     loss = torch.zeros((), dtype=torch.float32)
-    rows = max(1, _BLOCK_ELEMENTS // vocabulary)
-    block = torch.empty(min(rows, n), vocabulary, dtype=torch.float32)
-    blocks = torch.split(gradient[:n, :vocabulary], rows)
-    for bf16_logits, block_targets in zip(
-        blocks, torch.split(targets, rows), strict=True
-    ):
-        logits = block[: len(bf16_logits)].copy_(bf16_logits)
+    for block_logits, block_targets in zip(logit_blocks, target_blocks, strict=True):
+        logits = scratch[: len(block_logits)].copy_(block_logits)
         if bias is not None:
             logits += bias
         column = block_targets[:, None]
         # In place: the kernel has read a row's logits before it writes the row.
         probabilities = torch.softmax(logits, 1, out=logits)
         of_targets = probabilities.gather(1, column)
-        loss += _nats(of_targets.squeeze(1), bf16_logits, column, bias).sum()
-        bf16_logits.copy_(probabilities.scatter_(1, column, of_targets - 1.0))
-    return loss, padded, gradient
+        loss += _nats(of_targets.squeeze(1), block_logits, column, bias).sum()
+        block_logits.copy_(probabilities.scatter_(1, column, of_targets - 1.0))
+    return loss
 
 
 def _input_gradient(grad_logits: Tensor, matrix: Tensor) -> Tensor:

@@ -27,7 +27,11 @@ from toque.models.forward.cpu_linear import AS_A_GPU
 from toque.models.forward.flex_attention import kernel_shapes
 from toque.models.forward.grouped_attention import AttentionPlan, Example
 from toque.models.forward.keyed_dropout import masks_of
-from toque.models.forward.packed import decoder_rows, scale_outputs, t5_rows
+from toque.models.forward.packed import (
+    decoder_hidden_states,
+    scale_outputs,
+    t5_hidden_states,
+)
 from toque.models.forward.varlen_attention import attending_by, configs_of
 
 Where = Literal["cpu", "cuda"]
@@ -82,9 +86,9 @@ def outlined_hidden(
     encoder, decoder = plans
     with attending_by(configs_of(model), varlen.NAME, decoder):
         if not family_of(model.config).is_encoder_decoder:
-            return decoder_rows(model, target, target, decoder)
+            return decoder_hidden_states(model, target, target, decoder)
         longest = (encoder.longest, decoder.longest)
-        hidden = t5_rows(model, source, target, plans, longest=longest)
+        hidden = t5_hidden_states(model, source, target, plans, longest=longest)
         return scale_outputs(model, hidden)
 
 

@@ -113,7 +113,7 @@ def _encoder_decoder(
         masks.begin(source=source_keys, target=target_keys)
     if choice.name == "flex":
         with attending_by(configs_of(core), flex.NAME):
-            hidden = t5_rows(
+            hidden = t5_hidden_states(
                 core,
                 batch.source_tokens,
                 batch.target_tokens,
@@ -139,7 +139,7 @@ def _t5_by_segments(
     encoder_plan = AttentionPlan(examples_in(sources))
     decoder_plan = AttentionPlan(examples_in(targets), examples_in(targets, sources))
     with attending_by(configs_of(core), varlen.NAME):
-        hidden = t5_rows(
+        hidden = t5_hidden_states(
             core,
             source.without_padding(batch.source_tokens),
             target.without_padding(batch.target_tokens),
@@ -186,12 +186,12 @@ def _decoder_only(
         window = window_of(core.config)
         blocks = flex.decoder_masks(batch, choice.options, window=window)
         with attending_by(configs_of(core), flex.NAME, blocks):
-            return decoder_rows(core, batch.tokens, batch.positions, blocks)
+            return decoder_hidden_states(core, batch.tokens, batch.positions, blocks)
     # transformers' "sdpa" ignores the caps that a model of this family may have.
     if family_of(core.config) == CAUSAL:
         pairs = same_segment(segments, segments).tril()
         with attending_by(configs_of(core), varlen.NAME, pairs):
-            return decoder_rows(core, batch.tokens, batch.positions, pairs)
+            return decoder_hidden_states(core, batch.tokens, batch.positions, pairs)
     return _decoder_masked(core, batch, is_causal=is_causal)
 
 
@@ -225,7 +225,7 @@ def _decoder_by_segments(
     tokens = real.without_padding(batch.tokens)
     positions = real.without_padding(batch.positions)
     with attending_by(configs_of(core), varlen.NAME, plan):
-        hidden = decoder_rows(core, tokens, positions, plan)
+        hidden = decoder_hidden_states(core, tokens, positions, plan)
     return real.with_padding(hidden)
 
 
@@ -280,10 +280,17 @@ class _RealTokens:
         return padded.index_copy(0, self.indices, real).view(rows, length, -1)
 
 
-def decoder_rows(
+def decoder_hidden_states(
     core: PreTrainedModel, tokens: Tensor, positions: Tensor, plan: object = None
 ) -> Tensor:
-    """Compute a decoder-only model's last hidden states. Its layers pass the plan to attention."""
+    """Compute a decoder-only model's last hidden states.
+
+    Args:
+        core: The model.
+        tokens: Token ids.
+        positions: Positions of the tokens in their examples, in the shape of `tokens`.
+        plan: Argument of the model's attention function, such as an AttentionPlan or block masks.
+    """
     output = core.base_model(
         # Embeddings and not tokens: without a mask, GPT-2 would look for padding in the tokens.
         inputs_embeds=core.get_input_embeddings()(tokens),
@@ -295,7 +302,7 @@ def decoder_rows(
     return scale_outputs(core, hidden)
 
 
-def t5_rows(
+def t5_hidden_states(
     core: PreTrainedModel,
     source: Tensor,
     target: Tensor,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from toque.models.forward.packed import decoder_rows
+from toque.models.forward.packed import decoder_hidden_states
 from toque.models.forward.varlen_attention import (
     as_attended,
     attend_causally,
@@ -71,14 +71,16 @@ class CausalDecoding:
         positions = positions.expand_as(tokens)
         plan = _CachedAttention(self.cache, places)
         with attending_by(self._configs, NAME, plan):
-            decoder_rows(self.core, tokens, positions)
+            decoder_hidden_states(self.core, tokens, positions)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Compute one step: a token of every live row [n] to the output head's input [n, D]."""
         plan = _CachedAttention(self.cache, windows=self.cache.begin())
         positions = torch.tensor(self.positions, device=tokens.device)
         with attending_by(self._configs, NAME, plan):
-            hidden = decoder_rows(self.core, tokens[:, None], positions[:, None])
+            hidden = decoder_hidden_states(
+                self.core, tokens[:, None], positions[:, None]
+            )
         self.cache.end += 1
         self.positions = [position + 1 for position in self.positions]
         return hidden[:, 0]

@@ -94,12 +94,15 @@ def generate(
             f"{argument('max_new_tokens')} is missing; it must be at least 1."
         )
     limits = _limit_answers(core, prompts, options.max_new_tokens, places)
+    # 0 requests the log-probability of the generated token only.
     n_top_logprobs = None if on_logprob is None else 0
-    orders = []
-    for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        form = constraints[number] if constraints else None
-        order = Order(prompt, limit, options, number, n_top_logprobs, constraint=form)
-        orders.append(order)
+    forms: Sequence[Constraint | None] = constraints or [None for _ in prompts]
+    orders = [
+        Order(prompt, limit, options, number, n_top_logprobs, constraint=form)
+        for number, (prompt, limit, form) in enumerate(
+            zip(prompts, limits, forms, strict=True)
+        )
+    ]
 
     answers = _Answers(orders, places, on_token, on_logprob)
     on_progress(0, len(orders), 0.0)

@@ -195,6 +195,7 @@ class Gather:
         tile = torch.arange(window.start, window.stop)
         bounds = torch.tensor([[part.start, part.stop] for part in self.tiles])
         is_read = (tile >= bounds[:, :1]) & (tile < bounds[:, 1:])  # [n, K / T]
+        is_read_by_query = is_read[:, None, None].expand(-1, heads, group, -1)
 
         # Index of each tile in the buffer, [n, K / T, H, G].
         row = torch.arange(len(self.tiles))[:, None, None, None]
@@ -207,28 +208,29 @@ class Gather:
         score_tiles = score_tiles.view(len(is_read), heads, group, len(tile))
         in_memory_order = score_tiles.permute(0, 3, 1, 2)[is_read].view(-1)
         n_read = len(in_memory_order)
+        # Tiles that are not read have the sum after the last one, which is empty.
         scores = torch.full((buffer_tiles.numel(),), n_read)
         scores[in_memory_order] = torch.arange(n_read)
 
-        key_tiles = buffer_tiles[is_read].view(-1, 1)
-        key_rows = key_tiles * size + torch.arange(size, dtype=dtype)
         key_lengths = torch.full((n_read + 1,), size)
         key_lengths[-1] = 0
-
-        is_read_by_query = is_read[:, None, None].expand_as(score_tiles)
-        value_tiles = buffer_tiles.permute(0, 2, 3, 1)[is_read_by_query].view(-1, 1)
-        value_rows = value_tiles * TILE + torch.arange(TILE, dtype=dtype)
+        value_tiles = buffer_tiles.permute(0, 2, 3, 1)[is_read_by_query]
         value_lengths = is_read.sum(1).repeat_interleave(heads * group) * TILE
-
         return _GatherIndices(
-            key_rows=key_rows.view(-1),
+            key_rows=_rows_of_tiles(buffer_tiles[is_read], size),
             key_offsets=_offsets(key_lengths, dtype),
             queries=in_memory_order // len(tile),
             scores=scores,
-            value_rows=value_rows.view(-1),
+            value_rows=_rows_of_tiles(value_tiles, TILE),
             value_offsets=_offsets(value_lengths, dtype),
             weights=score_tiles[is_read_by_query],
         )
+
+
+def _rows_of_tiles(tiles: Tensor, rows_per_tile: int) -> Tensor:
+    """Return the numbers of all rows of the tiles in a table."""
+    row = torch.arange(rows_per_tile, dtype=tiles.dtype)
+    return (tiles.view(-1, 1) * rows_per_tile + row).view(-1)
 
 
 def _offsets(lengths: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from toque.models.families import family_of
 from toque.models.forward.loss import capped
-from toque.models.forward.packed import decoder_rows, logit_cap, output_head
+from toque.models.forward.packed import decoder_hidden_states, logit_cap, output_head
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.constraints import Constraint, mask_logits
 from toque.models.generation.options import GenerationOptions
@@ -196,7 +196,7 @@ class LiveRows:
 
         tokens = torch.tensor([ids], device=self.core.device)
         positions = torch.arange(len(ids), device=tokens.device)[None]
-        hidden = decoder_rows(self.core, tokens, positions)[0, :-1]
+        hidden = decoder_hidden_states(self.core, tokens, positions)[0, :-1]
         logprobs: list[Logprobs] = [_NO_LOGPROBS]
         for part in torch.split(hidden, self._max_rows):  # the rows of the buffer
             distributions = self._logits(part).float().log_softmax(-1)

@@ -77,11 +77,11 @@ class T5Decoding:
         head_size = self.core.config.d_kv
         for number, block in enumerate(self.decoder.block):
             attention = block.layer[1].EncDecAttention
-            keys, values = (
-                project(source).view(rows, width, -1, head_size).transpose(1, 2)
-                for project in (attention.k, attention.v)
+            keys = attention.k(source).view(rows, width, -1, head_size)
+            values = attention.v(source).view(rows, width, -1, head_size)
+            self.sources.store(
+                number, places, keys.transpose(1, 2), values.transpose(1, 2)
             )
-            self.sources.store(number, places, keys, values)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Compute one step: a token of every live row [n] to the output head's input [n, D]."""
@@ -89,34 +89,48 @@ class T5Decoding:
         if not self._source_windows:
             self._source_windows = self.sources.windows(self.sources.end)
         hidden = self.decoder.embed_tokens(tokens)
-        shape = (len(tokens), -1, self.core.config.d_kv)
         for number, block in enumerate(self.decoder.block):
             hidden = hidden.to(self.cache.devices[number])
             self_attention, cross_attention, feed_forward = block.layer
-
             attention = self_attention.SelfAttention
             if attention.has_relative_attention_bias:  # in T5 only the first layer
                 windows = self._add_position_bias(plain_windows, number, attention)
-            normed = self_attention.layer_norm(hidden)
-            query, key, value = (
-                project(normed).view(shape)
-                for project in (attention.q, attention.k, attention.v)
-            )
-            self.cache.append(number, key, value)
-            # No 1/sqrt(d), because T5's query initialiser includes it (Raffel et al. 2020).
-            output = self.cache.attend(number, query, windows=windows, scale=1.0)
-            hidden = hidden + attention.o(output)
-
-            attention = cross_attention.EncDecAttention
-            query = attention.q(cross_attention.layer_norm(hidden)).view(shape)
-            output = self.sources.attend(
-                number, query, windows=self._source_windows, scale=1.0
-            )
-            hidden = hidden + attention.o(output)
-
+            hidden = self._attend_to_answer(number, self_attention, hidden, windows)
+            hidden = self._attend_to_source(number, cross_attention, hidden)
             hidden = feed_forward(hidden)
         self.cache.end += 1
         return scale_outputs(self.core, self.decoder.final_layer_norm(hidden))
+
+    def _attend_to_answer(
+        self,
+        layer: int,
+        block_layer: Any,
+        hidden: Tensor,
+        windows: Sequence[AttentionWindow],
+    ) -> Tensor:
+        """Apply a layer's self-attention to hidden states [n, D], with the residual."""
+        attention = block_layer.SelfAttention
+        shape = (len(hidden), -1, self.core.config.d_kv)
+        normed = block_layer.layer_norm(hidden)
+        query = attention.q(normed).view(shape)
+        key = attention.k(normed).view(shape)
+        value = attention.v(normed).view(shape)
+        self.cache.append(layer, key, value)
+        # No 1/sqrt(d), because T5's query initialiser includes it (Raffel et al. 2020).
+        output = self.cache.attend(layer, query, windows=windows, scale=1.0)
+        update: Tensor = attention.o(output)
+        return hidden + update
+
+    def _attend_to_source(self, layer: int, block_layer: Any, hidden: Tensor) -> Tensor:
+        """Apply a layer's cross-attention to hidden states [n, D], with the residual."""
+        attention = block_layer.EncDecAttention
+        shape = (len(hidden), -1, self.core.config.d_kv)
+        query = attention.q(block_layer.layer_norm(hidden)).view(shape)
+        output = self.sources.attend(
+            layer, query, windows=self._source_windows, scale=1.0
+        )
+        update: Tensor = attention.o(output)
+        return hidden + update
 
     def _add_position_bias(
         self, windows: Sequence[AttentionWindow], layer: int, attention: Any

@@ -162,12 +162,16 @@ def _write_byte_level_bpe(
     state: Mapping[str, Any],
     byte_level: Mapping[str, Any],
 ) -> None:
-    """Write the name of the pre-tokenizer, and the merges."""
-    model = state["model"]
-    writer.add_tokenizer_model("gpt2")
+    """Write the name of the pre-tokenizer, the merges, and whether texts start with a space.
+
+    Raises:
+        ConfigError: The tokenizer has steps that llama.cpp does not have.
+    """
     _refuse_rewriting(state)
+    merges = [_join_merge(merge) for merge in state["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_find_pre_tokenizer(tokenizer_json, state))
-    writer.add_token_merges([_join_merge(merge) for merge in model["merges"]])
+    writer.add_token_merges(merges)
     writer.add_add_space_prefix(bool(byte_level.get("add_prefix_space")))
 
 

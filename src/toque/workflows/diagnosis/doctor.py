@@ -20,7 +20,7 @@ from toque.reports.verdict import (
 )
 from toque.runs.history import METRICS
 from toque.storage.no_follow import refuse_links
-from toque.workflows.results import Model, existing_folder
+from toque.workflows.results import Model, resolve_model
 
 if TYPE_CHECKING:
     from toque.workflows.diagnosis.machine_checks import Checkup
@@ -97,13 +97,12 @@ def doctor(
         CheckpointError: The folder contains a link.
     """
     if run is None:
-        from toque.workflows.diagnosis.machine_checks import (
-            check_machine,
-        )  # loads torch
+        # Loads torch.
+        from toque.workflows.diagnosis.machine_checks import check_machine
 
         return check_machine(reporter=reporter)
 
-    folder = existing_folder(run)
+    folder = resolve_model(run)
     if not (folder / METRICS).is_file():
         raise ConfigError(
             f"{folder} has no {METRICS}, which the diagnosis needs. Name a run that has begun, "

@@ -13,13 +13,14 @@ import platform
 import random
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from toque.config import RunConfig, load_config
+from toque.config import Resolved, RunConfig, load_config
 from toque.config.user_code import refuse_foreign_code
 from toque.errors import CheckFailed, CheckpointError, ConfigError, argument
 from toque.reporter import SILENT, Reporter
@@ -124,24 +125,10 @@ def drill(
             f"{argument('steps')} must be at least {SAVES} and {argument('kills')} at least 0, not "
             f"{steps} and {kills}."
         )
-    save_every = steps // SAVES
-    overrides = [
-        *QUIET,
-        f"train.save_every={save_every} steps",
-        # Not a multiple of the saves, so that most saves and evaluations have different steps.
-        f"train.evaluate_every={2 * save_every + 1} steps",
-    ]
     load_copy = partial(
         load_config, folder / "config.yaml", trust_code=trust_code or None
     )
-    settings = load_copy(overrides).config
-    refuse_foreign_code(settings.foreign_code)
-    if converted := convert_times_to_steps(settings, steps):
-        overrides += converted
-        reporter.notice(
-            "note: learning rates that depend on the clock differ between runs, so the copies "
-            f"count one step per second: {', '.join(converted)}"
-        )
+    overrides = _choose_overrides(load_copy, steps, reporter)
 
     _refuse_small_disk(folder)
     with _open_scratch(folder) as scratch:
@@ -158,6 +145,28 @@ def drill(
             reporter.notice,
         )
         return DrillResult(folder, tuple(tests.outcomes()))
+
+
+def _choose_overrides(
+    load_copy: Callable[[list[str]], Resolved], steps: int, reporter: Reporter
+) -> list[str]:
+    """Choose the settings that differ in the copies. Refuse a run that imports foreign code."""
+    save_every = steps // SAVES
+    overrides = [
+        *QUIET,
+        f"train.save_every={save_every} steps",
+        # Not a multiple of the saves, so that most saves and evaluations have different steps.
+        f"train.evaluate_every={2 * save_every + 1} steps",
+    ]
+    settings = load_copy(overrides).config
+    refuse_foreign_code(settings.foreign_code)
+    if converted := convert_times_to_steps(settings, steps):
+        overrides += converted
+        reporter.notice(
+            "note: learning rates that depend on the clock differ between runs, so the copies "
+            f"count one step per second: {', '.join(converted)}"
+        )
+    return overrides
 
 
 def _refuse_small_disk(folder: Path) -> None:

@@ -243,7 +243,8 @@ class FaultTests:
         if session.wait_until(lambda: steps_done(run) >= step):
             session.send(signal.SIGTERM)
         code = session.wait()
-        saved_step, last_step = newest_step(run), steps_done(run)
+        saved_step = newest_step(run)
+        last_step = steps_done(run)
         if code != Interrupted.exit_code:
             problems.append(f"it ended with exit code {code}")
         elif saved_step != last_step:

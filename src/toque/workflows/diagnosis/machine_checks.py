@@ -146,12 +146,8 @@ def check_machine(*, reporter: Reporter = SILENT) -> Checkup:
 
 
 def check_software() -> Iterator[MachineCheck]:
-    """Check the versions of packages, and list installed extras."""
-    python = f"{platform.python_version()}, {sys.executable}"
-    todo = ""
-    if sys.version_info[:2] < _PYTHON:
-        todo = f"Install Python {'.'.join(map(str, _PYTHON))} or later."
-    yield _build_check("python", python, todo, needed=True)
+    """Check the versions of Python and packages, and list installed extras."""
+    yield _check_python()
     try:
         requirements = [
             Requirement(text) for text in importlib.metadata.requires("toque") or []
@@ -164,17 +160,35 @@ def check_software() -> Iterator[MachineCheck]:
             "Install it with pip install . in its folder, or with ./setup.sh.",
         )
         return
+    yield _check_packages(requirements)
+    yield _check_extras(requirements, extras)
+
+
+def _check_python() -> MachineCheck:
+    python = f"{platform.python_version()}, {sys.executable}"
+    todo = ""
+    if sys.version_info[:2] < _PYTHON:
+        todo = f"Install Python {'.'.join(map(str, _PYTHON))} or later."
+    return _build_check("python", python, todo, needed=True)
+
+
+def _check_packages(requirements: Sequence[Requirement]) -> MachineCheck:
+    """Check the versions of the packages that Toque always needs."""
     required = [
         requirement for requirement in requirements if requirement.marker is None
     ]
     if problems := _unmet_requirements(required):
         todo = "Install the required versions with pip install toque."
-        yield _build_check("packages", problems, todo, needed=True)
-    else:
-        versions = f"torch {torch.__version__}, transformers {_version('transformers')}"
-        value = f"toque {__version__}, {versions}; {len(required)} requirements met"
-        yield _build_check("packages", value)
+        return _build_check("packages", problems, todo, needed=True)
+    versions = f"torch {torch.__version__}, transformers {_version('transformers')}"
+    value = f"toque {__version__}, {versions}; {len(required)} requirements met"
+    return _build_check("packages", value)
 
+
+def _check_extras(
+    requirements: Sequence[Requirement], extras: Sequence[str]
+) -> MachineCheck:
+    """List the packages of the extras, and check the versions of the installed ones."""
     optional = {
         requirement.name: requirement
         for requirement in requirements
@@ -186,12 +200,11 @@ def check_software() -> Iterator[MachineCheck]:
     absent = sorted(name for name in optional if _version(name) is None)
     installed = sorted(optional.keys() - set(absent))
     if problems := _unmet_requirements([optional[name] for name in installed]):
-        yield _build_check(
+        return _build_check(
             "extras", problems, "Run pip install --upgrade 'toque[...]'."
         )
-    else:
-        names = f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}"
-        yield _build_check("extras", f"installed: {names}")
+    names = f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}"
+    return _build_check("extras", f"installed: {names}")
 
 
 def _version(name: str) -> str | None:
@@ -217,7 +230,8 @@ def _unmet_requirements(requirements: Sequence[Requirement]) -> str:
 
 def _check_processor(other_cores: float) -> Iterator[MachineCheck]:
     """Check cores, threads and vector units, and the cores that other programs use."""
-    cores, threads = len(usable_cores()), torch.get_num_threads()
+    cores = len(usable_cores())
+    threads = torch.get_num_threads()
     names = ("amx_tile", "avx512_bf16", "avx512", "avx2")
     # torch has no public functions for these.
     units = [name for name in names if getattr(torch.cpu, f"_is_{name}_supported")()]
@@ -247,18 +261,23 @@ def _check_processor(other_cores: float) -> Iterator[MachineCheck]:
     )
 
 
+def _find_driver_version() -> str | None:
+    """Ask nvidia-smi for the driver's version. Return None without a driver or with hidden GPUs."""
+    program = shutil.which("nvidia-smi")
+    if program is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        result = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=10, check=True
+        )
+        return next(iter(result.stdout.split()), None)
+    return None
+
+
 def _check_gpus() -> Iterator[MachineCheck]:
     """Check that torch can use every GPU that the driver reports and the user does not hide."""
-    program = shutil.which("nvidia-smi")
-    driver = None
-    if os.environ.get("CUDA_VISIBLE_DEVICES") != "" and program is not None:
-        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-        with suppress(OSError, subprocess.SubprocessError):
-            result = subprocess.run(  # noqa: S603
-                command, capture_output=True, text=True, timeout=10, check=True
-            )
-            driver = next(iter(result.stdout.split()), None)
-
+    driver = _find_driver_version()
     if not torch.cuda.is_available():
         reason, is_error = why_no_gpu()
         if is_error or driver is not None:
@@ -357,7 +376,8 @@ def check_disk(folder: Path) -> MachineCheck:
 
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".toque-doctor-") as file:
-            descriptor, began = file.fileno(), time.perf_counter()
+            descriptor = file.fileno()
+            began = time.perf_counter()
             while done < _DISK_BYTES and time.perf_counter() - began < 3.0:
                 done += os.write(descriptor, piece)
             os.fsync(descriptor)
@@ -387,43 +407,50 @@ def check_credentials(
     environment: Mapping[str, str], home: Path
 ) -> Iterator[MachineCheck]:
     """Check whether credentials for buckets and the hub exist. Their values are never shown."""
-
-    def has_content(path: Path | str) -> bool:
-        return Path(path).is_file() and Path(path).stat().st_size > 0
-
-    def build(name: str, *, exists: bool) -> MachineCheck:
-        value = (
-            "credentials found"
-            if exists
-            else "no credentials; only private data needs them"
-        )
-        return _build_check(name, value)
-
-    key_file = environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
-    if key_file and not Path(key_file).is_file():
-        value = f"GOOGLE_APPLICATION_CREDENTIALS is {key_file}, which does not exist"
-        yield _build_check("gs://", value, "Correct it or unset it.", needed=True)
-    else:
-        gcloud = Path(environment.get("CLOUDSDK_CONFIG") or home / ".config" / "gcloud")
-        default_file = gcloud / "application_default_credentials.json"
-        yield build("gs://", exists=bool(key_file) or has_content(default_file))
-
-    key = environment.get("AWS_ACCESS_KEY_ID")
-    if key and not environment.get("AWS_SECRET_ACCESS_KEY"):
-        value = "AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not"
-        yield _build_check("s3://", value, "Set both, or neither.", needed=True)
-    else:
-        file = (
-            environment.get("AWS_SHARED_CREDENTIALS_FILE")
-            or home / ".aws" / "credentials"
-        )
-        is_set = bool(key or environment.get("AWS_PROFILE"))
-        yield build("s3://", exists=is_set or has_content(file))
+    yield _check_google_credentials(environment, home)
+    yield _check_amazon_credentials(environment, home)
 
     hub_home = Path(environment.get("HF_HOME") or home / ".cache" / "huggingface")
     token_file = environment.get("HF_TOKEN_PATH") or hub_home / "token"
-    has_token = bool(environment.get("HF_TOKEN")) or has_content(token_file)
-    yield build("hf hub", exists=has_token)
+    has_token = bool(environment.get("HF_TOKEN")) or _has_content(token_file)
+    yield _report_credentials("hf hub", exist=has_token)
+
+
+def _has_content(path: Path | str) -> bool:
+    return Path(path).is_file() and Path(path).stat().st_size > 0
+
+
+def _report_credentials(name: str, *, exist: bool) -> MachineCheck:
+    value = "no credentials; only private data needs them"
+    if exist:
+        value = "credentials found"
+    return _build_check(name, value)
+
+
+def _check_google_credentials(
+    environment: Mapping[str, str], home: Path
+) -> MachineCheck:
+    key_file = environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
+    if key_file and not Path(key_file).is_file():
+        value = f"GOOGLE_APPLICATION_CREDENTIALS is {key_file}, which does not exist"
+        return _build_check("gs://", value, "Correct it or unset it.", needed=True)
+    gcloud = Path(environment.get("CLOUDSDK_CONFIG") or home / ".config" / "gcloud")
+    default_file = gcloud / "application_default_credentials.json"
+    exist = bool(key_file) or _has_content(default_file)
+    return _report_credentials("gs://", exist=exist)
+
+
+def _check_amazon_credentials(
+    environment: Mapping[str, str], home: Path
+) -> MachineCheck:
+    key = environment.get("AWS_ACCESS_KEY_ID")
+    if key and not environment.get("AWS_SECRET_ACCESS_KEY"):
+        value = "AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not"
+        return _build_check("s3://", value, "Set both, or neither.", needed=True)
+    default_file = home / ".aws" / "credentials"
+    file = environment.get("AWS_SHARED_CREDENTIALS_FILE") or default_file
+    is_set = bool(key or environment.get("AWS_PROFILE"))
+    return _report_credentials("s3://", exist=is_set or _has_content(file))
 
 
 def _check_compile(device: str, scratch: Path) -> MachineCheck:

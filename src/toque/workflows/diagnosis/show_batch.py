@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toque.config import RunConfig
-from toque.data.loader.batch_stream import BatchStream
+from toque.data.loader.batch_stream import BatchStream, Step
 from toque.data.store.token_column import Ids
-from toque.data.store.token_store import span_bounds
+from toque.data.store.token_store import TokenStore, span_bounds
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.sources.records import NO_TASK
@@ -43,31 +43,41 @@ def show_batch(
         cursor = stream.plan.at(cursor).cursor
     update = stream.at(cursor)
     rows = [row for packed in update.batch.example_ids for row in packed]
-    heading = (
-        f"step {step}: {len(rows):,} examples in {update.batch.n_rows:,} rows, "
-        f"{update.n_tokens:,} tokens with {update.n_targets:,} targets; epoch {update.epoch:.2f} "
-        "after it"
-    )
+    heading = _heading(step, update, n_examples=len(rows))
     if config.curriculum is not None:
         heading += f"; stage {cursor.stage + 1}"
 
-    sides = (
-        stream.varied.for_epoch(stream.plan.epoch_key(cursor))
-        if stream.varied
-        else store
+    task_names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
+    tasks = store.column("task")
+    examples = tuple(
+        _describe_example(store, stream, cursor, row, task_names[int(tasks[row])])
+        for row in rows[:max_examples]
     )
-    tasks, codec = store.column("task"), store.codec()
-    names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
-    examples = []
-    for row in rows[:max_examples]:
-        task = names[int(tasks[row])]
-        change = _describe_augmentation(stream, row, cursor)
-        prompt = _decode(codec, sides.prompt(row))
-        target = _decode_target(codec, sides.target(row), store.spans(row))
-        examples.append(
-            f"\n--- store row {row}, task {task}{change}\n{prompt}\n>>>\n{target}"
-        )
-    return ShownBatch(heading, tuple(examples), max(0, len(rows) - max_examples))
+    return ShownBatch(heading, examples, max(0, len(rows) - max_examples))
+
+
+def _heading(step: int, update: Step, *, n_examples: int) -> str:
+    return (
+        f"step {step}: {n_examples:,} examples in {update.batch.n_rows:,} rows, "
+        f"{update.n_tokens:,} tokens with {update.n_targets:,} targets; epoch {update.epoch:.2f} "
+        "after it"
+    )
+
+
+def _describe_example(
+    store: TokenStore, stream: BatchStream, cursor: Cursor, row: int, task: str
+) -> str:
+    """Return a store row's prompt and target as text, after the augmentation of the epoch."""
+    if stream.varied is None:
+        prompt_ids = store.prompt(row)
+        target_ids = store.target(row)
+    else:
+        prompt_ids, target_ids = stream.varied.sides(row, stream.plan.epoch_key(cursor))
+    codec = store.codec()
+    change = _describe_augmentation(stream, row, cursor)
+    prompt = _decode(codec, prompt_ids)
+    target = _decode_target(codec, target_ids, store.spans(row))
+    return f"\n--- store row {row}, task {task}{change}\n{prompt}\n>>>\n{target}"
 
 
 def _describe_augmentation(stream: BatchStream, row: int, cursor: Cursor) -> str:

@@ -49,6 +49,7 @@ from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.keyed_dropout import dropout_settings, use_keyed_dropout
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
+from toque.training.distributed.data_parallel import LossFn
 from toque.training.micro_batch import OomFallback
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
@@ -275,24 +276,41 @@ def training_update(
 
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=0.0)
+    # The trainer clears the gradients after the optimizer's step.
     optimizer.register_step_pre_hook(copy_gradient)
-    trainer = Trainer(
+    loss_fn = partial(objective.loss_sum, smoothing=smoothing)
+    trainer = _build_step_trainer(model, optimizer, loss_fn, runtime, rows_at_once)
+    return float(trainer.step(step).loss), gradient
+
+
+def _build_step_trainer(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFn,
+    runtime: Runtime,
+    rows_at_once: int,
+) -> Trainer:
+    """Build a trainer for calls of `step` only.
+
+    Placeholders replace what only `fit` uses: the batches, the evaluator, the checkpoints and the
+    schedule.
+    """
+    return Trainer(
         model=model,
         optimizer=optimizer,
-        batches=cast("BatchStream", None),  # only `fit` needs them
-        loss_fn=partial(objective.loss_sum, smoothing=smoothing),
+        loss_fn=loss_fn,
         lr_at=lambda _: 0.0,
-        evaluator=dict,
-        checkpoints=CheckpointStore(Path("unused")),
-        callbacks=Callbacks([]),
         runtime=runtime,
-        schedule=Schedule(Duration(1, "steps")),
         oom_fallback=OomFallback(rows_at_once),
         guard=UpdateGuard(runtime),
         max_grad_norm=None,
         seed=0,
+        callbacks=Callbacks([]),
+        batches=cast("BatchStream", None),
+        evaluator=dict,
+        checkpoints=CheckpointStore(Path("unused")),
+        schedule=Schedule(Duration(1, "steps")),
     )
-    return float(trainer.step(step).loss), gradient
 
 
 def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:

@@ -528,7 +528,6 @@ def find_best_size(
     best: Choice | None = None
     tokenizer = (tokenizer or tokenizer_for_text(text)).adjust_to(like)
     bytes_per_token = tokenizer.bytes_per_token
-    factor, exponent = _PASSES
     for name in [only] if only else SIZES:
         size = SIZES[name]
         if best is not None and text < _BYTES_PER_PARAMETER * size.parameters:
@@ -537,9 +536,7 @@ def find_best_size(
             best = best._replace(is_incomplete=True)
             break
         tokens_per_second = rate(size)
-        useful = factor * (text / size.parameters) ** exponent
-        if not math.isinf(text):  # the amount of text is known
-            useful = max(_MIN_PASSES, math.floor(useful))
+        useful = _useful_passes(text, size)
         passes = Passes(useful, seconds * tokens_per_second * bytes_per_token / text)
         tokens = passes.tokens(tokens_per_second, seconds)
         bits = predict_bits(name, tokens * bytes_per_token, text)
@@ -552,3 +549,12 @@ def find_best_size(
     # more sizes. For plain text, this choice was the best of nine runs.
     bits = predict_bits(best.name, best.tokens * bytes_per_token, text, like)
     return best._replace(bits_per_byte=bits)
+
+
+def _useful_passes(text: float, size: Size) -> float:
+    """Return the number of passes over `text` bytes after which a size stops improving."""
+    factor, exponent = _PASSES
+    useful: float = factor * (text / size.parameters) ** exponent
+    if math.isinf(text):  # the amount of text is unknown
+        return useful
+    return max(_MIN_PASSES, math.floor(useful))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from toque.config import RunConfig
 from toque.cooking.schemas.reader import RecipeReader
@@ -204,13 +204,7 @@ def _survey_source(source: Source) -> SurveyedSource:
     sizes = [float(file.plain_bytes) for file in files]
     start, is_complete = _read_start(files, sizes)
     if start.n_usable == 0:
-        advice = "docs/reference/formats.md lists the supported formats."
-        if start.has_other_encoding:
-            advice = f"{ENCODING_HINT} For init it is {argument('encoding=cp1252')}."
-        raise DataError(
-            f"{source.path} has no usable record in its first {start.bytes_read:,.0f} bytes: "
-            f"{describe_reasons(start.dropped, {})}. {advice}"
-        )
+        _refuse_unusable(source, start)
 
     scale = 1.0
     if not is_complete:
@@ -234,6 +228,17 @@ def _survey_source(source: Source) -> SurveyedSource:
         is_complete=is_complete,
         remarks=(*_remark_on_records(source.path, start), *_remark_on_files(source)),
         sample=_sample_texts(start.texts),
+    )
+
+
+def _refuse_unusable(source: Source, start: _Start) -> NoReturn:
+    """Raise a DataError for a source without a usable record, with the reasons and advice."""
+    advice = "docs/reference/formats.md lists the supported formats."
+    if start.has_other_encoding:
+        advice = f"{ENCODING_HINT} For init it is {argument('encoding=cp1252')}."
+    raise DataError(
+        f"{source.path} has no usable record in its first {start.bytes_read:,.0f} bytes: "
+        f"{describe_reasons(start.dropped, {})}. {advice}"
     )
 
 

@@ -22,7 +22,7 @@ from toque.models.generation.options import (
 )
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
-from toque.workflows.results import Answer, Model, Written, existing_folder
+from toque.workflows.results import Answer, Model, Written, resolve_model
 from toque.workflows.trained_model.folders import check_model, finished_model
 from toque.workflows.trained_model.prompt_format import find_task, task_classes
 from toque.workflows.trained_model.prompt_reader import (
@@ -285,7 +285,7 @@ def _find_adapter(name: str | Path) -> Path:
     Raises:
         ConfigError: The folder has no adapter.
     """
-    folder = finished_model(existing_folder(name))
+    folder = finished_model(resolve_model(name))
     if not (folder / "adapter_config.json").is_file():
         raise ConfigError(
             f"{argument(f'adapters={name}')}: {folder} has no adapter (adapter_config.json). "
@@ -562,15 +562,15 @@ def classify(
     else:
         known_task = find_task(task, read_record(folder), folder)
         answers = _check_classes(task, task_classes(known_task), choices)
-    read = read_prompts(prompts, file, task=known_task, raw=raw)
+    parsed_prompts = read_prompts(prompts, file, task=known_task, raw=raw)
     with reporter.working(f"reading {folder}"):
         # Torch is loaded only after all arguments are checked.
         from toque.evaluation.constrained_choice import choose
         from toque.workflows.inference.open_model import open_model
 
         opened = open_model(folder, device=device, reporter=reporter)
-    ids = [opened.prompt_ids(prompt.text, raw=raw) for prompt in read]
-    places = [prompt.where for prompt in read]
+    ids = [opened.prompt_ids(prompt.text, raw=raw) for prompt in parsed_prompts]
+    places = [prompt.where for prompt in parsed_prompts]
     _check_context_length(ids, answers, opened, places=places)
 
     with counting(reporter, "choosing for", "prompts") as count:
@@ -581,7 +581,7 @@ def classify(
             answers[int(row.argmax())],
             dict(zip(answers, row.tolist(), strict=True)),
         )
-        for prompt, row in zip(read, probabilities, strict=True)
+        for prompt, row in zip(parsed_prompts, probabilities, strict=True)
     ]
 
 

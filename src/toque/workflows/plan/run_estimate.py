@@ -129,21 +129,11 @@ def build_plan(
     train = config.train.model_copy(update=chosen)
     chosen_config = config.model_copy(update={"train": train})
     flops = _update_flops(memory, rank.work)
-    levers = []
     with outlining():
-        for proposal in _propose_changes(chosen_config, rank):
-            changed = _change_estimator(rank, proposal)
-            _, new_memory, _ = estimate_rank_memory(changed, build_model)
-            # The time of an update is proportional to its FLOPs.
-            ratio = _update_flops(new_memory, changed.work) / flops
-            lever = Lever(
-                proposal.settings,
-                new_memory.total,
-                new_memory.fits,
-                time.update_seconds * ratio,
-                proposal.effect,
-            )
-            levers.append(lever)
+        levers = [
+            _estimate_lever(rank, proposal, build_model, time.update_seconds, flops)
+            for proposal in _propose_changes(chosen_config, rank)
+        ]
     return Plan(
         parameters=parameter_counts(model),
         machine=rank.machine,
@@ -153,6 +143,23 @@ def build_plan(
         disk=rank.disk(model, memory, store_bytes, update_seconds=time.update_seconds),
         levers=levers,
         shared=shared,
+    )
+
+
+def _estimate_lever(
+    rank: Estimator,
+    proposal: _Proposal,
+    build_model: ModelBuilder,
+    seconds: float,
+    flops: float,
+) -> Lever:
+    """Estimate a proposed change. An update now takes `seconds` and `flops`."""
+    changed = _change_estimator(rank, proposal)
+    _, memory, _ = estimate_rank_memory(changed, build_model)
+    # The time of an update is proportional to its FLOPs.
+    ratio = _update_flops(memory, changed.work) / flops
+    return Lever(
+        proposal.settings, memory.total, memory.fits, seconds * ratio, proposal.effect
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from toque.errors import CheckpointError, ConfigError
 from toque.models.loading.hub import resolve_folder
-from toque.workflows.results import Model, existing_folder
+from toque.workflows.results import Model, resolve_model
 from toque.workflows.saved_steps import run_of
 
 
@@ -17,7 +17,7 @@ def check_model(model: Model) -> Path:
         ConfigError: The folder does not exist, and the hub has no such model.
         CheckpointError: The folder has no run, model or adapter.
     """
-    folder = existing_folder(model)
+    folder = resolve_model(model)
     if run_of(folder) is not None:
         return folder  # reading the checkpoint reports any error in it
     names = ("config.yaml", "config.json", "adapter_config.json", "manifest.json")

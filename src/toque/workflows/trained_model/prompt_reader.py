@@ -65,9 +65,8 @@ def read_prompts(
     read = []
     for where, line in lines:
         if isinstance(line, str):
-            content, text = line, line
-            if not raw:
-                text = _format_text(line, where, known_task)
+            content = line
+            text = line if raw else _format_text(line, where, known_task)
         elif isinstance(line, Mapping):
             content, text = _read_record(line, where, known_task)
         else:
@@ -76,7 +75,8 @@ def read_prompts(
                 f"fields, not a {type(line).__name__} ({str(line)[:60]!r})."
             )
         # Punctuation of "dish: a, b" alone is blank too.
-        if not blanks and not content.strip(" \t\r\n:,"):
+        is_blank = not content.strip(" \t\r\n:,")
+        if is_blank and not blanks:
             raise ConfigError(
                 f"The prompt at {where} is blank, so there is nothing to {goal}. Write a prompt "
                 f"such as {argument(example)}, or remove this one."
@@ -128,8 +128,9 @@ def _read_record(
         return record["prompt"], prompt_of(record)
 
     title = record.get("title")
-    has_title = isinstance(title, str)
-    if task is None or isinstance(task, OwnTask) or not (has_title or task == "title"):
+    # The task "title" asks for the title, so its records do not need one.
+    lacks_title = not isinstance(title, str) and task != "title"
+    if task is None or isinstance(task, OwnTask) or lacks_title:
         raise DataError(
             f'{where} has no "prompt" and, for a recipe or a {argument("task")}, no "title". '
             'Write {"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": '
