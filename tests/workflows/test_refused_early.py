@@ -99,7 +99,7 @@ UNFIT = [
         "does not describe a gpt2 model",
     ),
     ("model.shape={n_embd: 16, n_heads: 2}", "Nearest: n_head."),
-    ("train.row_tokens=64", "train.row_tokens sets rows of 64 tokens"),
+    ("train.row_tokens=64", "train.row_tokens sets the row length to 64 tokens"),
     ("train.batch=64 tokens", 'Set train.batch to "320 tokens" or more'),
 ]
 
