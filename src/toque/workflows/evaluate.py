@@ -229,8 +229,8 @@ def evaluate(
         refuse_users_folder(config_file.parent, writes=(FILE, EVALUATION))
     if config is None and not config_file.exists():
         raise ConfigError(
-            f"{folder} is not a run folder, so it has no configuration of the data. Add one: "
-            "toque evaluate MODEL my.yaml, or evaluate(model, config)."
+            f"{folder} is not a run folder, so it has no data configuration. Add one: toque "
+            "evaluate MODEL my.yaml, or evaluate(model, config)."
         )
     settings = configure(
         load_config(config_file, trust_code=False).config if config is None else config

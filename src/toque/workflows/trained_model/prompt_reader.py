@@ -131,9 +131,9 @@ def _read_record(
     has_title = isinstance(title, str)
     if task is None or isinstance(task, OwnTask) or not (has_title or task == "title"):
         raise DataError(
-            f'{where} has no "prompt" and, for a recipe or a {argument("task")}, no "title". '
-            'Write {"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": '
-            '["..."]} on each line.'
+            f'{where} has no "prompt", and no "title" for a recipe or a {argument("task")}. Write '
+            '{"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": ["..."]} on '
+            "each line."
         )
     recipe = Recipe(
         title if isinstance(title, str) else "",
