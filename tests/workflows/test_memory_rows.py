@@ -244,7 +244,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pd.DataFrame([[1, 2]], columns=["a", "a"]),
         "column 'a'\\. Column names",
     ),
-    "no text": (lambda: [{"prompt": "a", "target": ""}] * 3, "gives an example"),
+    "no text": (
+        lambda: [{"prompt": "a", "target": ""}] * 3,
+        "contains a usable example",
+    ),
 }
 
 

@@ -93,7 +93,7 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
             {**WIDE, "hidden_size": 10},
             "does not describe a neox model.*divisible",
         ),
-        ("neox", {}, "does not set hidden_size.*GPT-NeoX-20B, 80 GB"),
+        ("neox", {}, r"does not set hidden_size.*GPT-NeoX-20B \(80 GB"),
         (
             "t5",
             {**SMALL_T5, "feed_forward_proj": "gated-nonsense"},
