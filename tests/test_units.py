@@ -62,7 +62,7 @@ def test_measure_in_each_unit():
 
 @pytest.mark.parametrize("whole", [None, Duration(50, "%")])
 def test_a_share_needs_a_whole(whole):
-    with pytest.raises(ConfigError, match="length is unknown"):
+    with pytest.raises(ConfigError, match="length of the run is unknown"):
         Duration(10, "%").measure(Progress(step=1), whole)
 
 

@@ -140,7 +140,7 @@ class Duration:
         if self.unit == "%":
             if length is None or length.unit == "%":
                 raise ConfigError(
-                    f'"{self}" is a share of a run, but the length is unknown.'
+                    f'"{self}" is a percentage of a run, but the length of the run is unknown.'
                 )
             return 100.0 * length.measure(progress) / length.amount
         value = {

@@ -156,7 +156,7 @@ def test_impossible_combinations(overrides, words):
         ),
         ("a: 1\n---\nb: 2\n", ["another document"]),
         ("seed: &a [*a]\n", ["alias"]),
-        ("seed: !!python/name:os.system\n", ["is not a value"]),
+        ("seed: !!python/name:os.system\n", ["is not a valid value"]),
         ("? [a]\n: 1\n", ["setting's name"]),
         ("[" * 1000, ["nested too deeply"]),
         ("seed: \x00\n", ["not YAML text"]),

@@ -49,5 +49,5 @@ def test_calibration_by_hand():
     assert calibration_error([1.0, 1.0], [True, True]) == 0.0
 
     for sure in (1.1, -0.1, math.nan):
-        with pytest.raises(ValueError, match="must be from 0 to 1"):
+        with pytest.raises(ValueError, match="must be between 0 and 1"):
             calibration_error([sure], [True])

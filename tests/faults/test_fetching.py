@@ -87,7 +87,7 @@ def test_fault_60_a_run_further_on_that_is_another_one_replaces_nothing(
     store.identity = type(store.identity)(data_fingerprint="another")
     store.save(2, {}, {"progress": {"step": 2}})
     (tmp_path / "here" / "config.yaml").write_text("mine\n")
-    with pytest.raises(CheckpointError, match="a run with other training data"):
+    with pytest.raises(CheckpointError, match="a run with different training data"):
         fetch_run(remote, tmp_path / "here", say=print)
     assert (tmp_path / "here" / "config.yaml").read_text() == "mine\n"
     assert store.newest_valid().step == 2

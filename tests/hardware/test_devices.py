@@ -106,7 +106,7 @@ HELD = {
         (
             "cuda:1",
             {},
-            "cuda:1 does not exist: torch finds 1 CUDA devices. Use a lower number",
+            "cuda:1 does not exist: torch finds 1 CUDA devices. Use a lower index",
         ),
         (
             "cuda",

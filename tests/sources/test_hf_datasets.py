@@ -108,7 +108,7 @@ def test_records_of_text_are_documents(tmp_path):
         assert sum(one.notes.get("control characters removed", 0) for one in given) == 5
     assert is_columnar(arrow)
     assert not is_columnar(lines)
-    with pytest.raises(ConfigError, match="for documents text alone"):
+    with pytest.raises(ConfigError, match="only text for documents"):
         reader_for({"text": "a", "title": "b"})
     with pytest.raises(DataError, match="has no column for text: body"):
         list(reader_for({"text": "body"}).blocks(arrow))

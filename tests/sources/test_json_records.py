@@ -311,7 +311,7 @@ def test_fifty_megabytes_in_one_record_are_counted_and_not_held(tmp_path, read_f
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "without a single record"),
+        ("[]", "without any records"),
         (
             '[\n{"a": ' + "[" * 3_000_000,
             r"not valid JSON at line \d: it has more than 1000",

@@ -163,7 +163,7 @@ def test_two_ablations_in_one_folder_are_refused(tmp_path):
         _lock_folder(tmp_path / "out"),
         pytest.raises(
             ConfigError,
-            match=rf"Another `toque ablate` \({os.getpid()}.*\) writes into",
+            match=rf"Another `toque ablate` \({os.getpid()}.*\) is writing to",
         ),
         _lock_folder(tmp_path / "out"),
     ):

@@ -167,6 +167,6 @@ def test_an_export_whose_template_writes_other_tokens_is_removed(
         return put(writer, name, data.replace(forgotten, b"<|other|>"))
 
     monkeypatch.setattr(FolderWriter, "put", forgetful)
-    with pytest.raises(CheckpointError, match="produces other tokens"):
+    with pytest.raises(CheckpointError, match="produces different tokens"):
         toque.export(base, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -66,7 +66,10 @@ def test_choices_of_ones_own(run: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"task": "nutrition", "prompts": "toast"}, "did not learn task=nutrition"),
+        (
+            {"task": "nutrition", "prompts": "toast"},
+            "was not trained for task=nutrition",
+        ),
         ({"task": "difficulty"}, "Nothing to answer"),
         (
             {"task": "difficulty", "choices": ["a"], "prompts": "x"},

@@ -238,11 +238,11 @@ def test_a_served_chat_model_refuses_fields_that_it_would_not_read(base):
         ("reasoning_content", "Hm."),
         ("prefix", True),
     ):
-        with pytest.raises(RequestError, match=f"does not write the field '{name}'"):
+        with pytest.raises(RequestError, match=f"does not render the field '{name}'"):
             ids(**{name: value})
     served = single
     with pytest.raises(
-        RequestError, match="does not support 'tool_calls' of message 2"
+        RequestError, match="does not support 'tool_calls' in message 2"
     ):
         ids(tool_calls=calls)
 
@@ -381,7 +381,7 @@ def test_settings_of_conversations_are_refused_where_there_are_none(base, tmp_pa
     config = configured(base, tmp_path, chat_template="plain")
     (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "target": "b"}\n' * 2)
     with pytest.raises(
-        ConfigError, match=r"no source of data.sources has conversations"
+        ConfigError, match=r"no source in data.sources has conversations"
     ):
         toque.prepare(config)
     with pytest.raises(ConfigError, match=r"must be .*plain, chatml.*not 'nowhere'"):

@@ -157,7 +157,7 @@ def test_where_everything_is_held_out_it_says_so(tmp_path):
         },
     )
     with pytest.raises(
-        ConfigError, match=r"every record of data\.sources is also in data\."
+        ConfigError, match=r"every record in data\.sources is also in data\."
     ):
         toque.train(config)
 

@@ -384,7 +384,7 @@ def lines_of(file: str, records: list[dict[str, object]]) -> str:
         (
             {"dish": "Soup", "stuff": "rice"},
             (
-                "--columns ingredients=NAME --columns steps=NAME. If it holds other texts: "
+                "--columns ingredients=NAME --columns steps=NAME. If it contains other texts: "
                 "--columns prompt=NAME --columns target=NAME for prompts"
             ),
         ),

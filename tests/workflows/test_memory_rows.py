@@ -217,31 +217,37 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: [{"prompt": object()}],
         "Row 1 of data cannot be saved as JSON: object",
     ),
-    "bytes": (lambda: [{"prompt": b"x"}], "Row 1 of data holds bytes in 'prompt'"),
+    "bytes": (lambda: [{"prompt": b"x"}], "Row 1 of data contains bytes in 'prompt'"),
     "bytearray": (
         lambda: [{"prompt": bytearray(b"x")}],
-        "Row 1 of data holds bytes in 'prompt'",
+        "Row 1 of data contains bytes in 'prompt'",
     ),
-    "memoryview": (lambda: [{"prompt": memoryview(b"x")}], "holds bytes in 'prompt'"),
+    "memoryview": (
+        lambda: [{"prompt": memoryview(b"x")}],
+        "contains bytes in 'prompt'",
+    ),
     "nested bytes": (
         lambda: [{"messages": [{"role": "user", "content": b"x"}]}],
-        "Row 1 of data holds bytes in 'messages', 0, 'content'. Decode",
+        "Row 1 of data contains bytes in 'messages', 0, 'content'. Decode",
     ),
     "array of bytes": (
         lambda: [{"prompt": np.array([b"x"])}],
-        "holds bytes in 'prompt', 0",
+        "contains bytes in 'prompt', 0",
     ),
     "scalar of bytes": (
         lambda: [{"prompt": np.bytes_(b"x")}],
-        "holds bytes in 'prompt'",
+        "contains bytes in 'prompt'",
     ),
-    "name of bytes": (lambda: [{"more": {b"x": 1}}], "holds bytes in 'more', b'x'"),
+    "name of bytes": (lambda: [{"more": {b"x": 1}}], "contains bytes in 'more', b'x'"),
     "columns": (lambda: pd.DataFrame([[1, 2]]), "column 0\\. Column names must"),
     "twice": (
         lambda: pd.DataFrame([[1, 2]], columns=["a", "a"]),
         "column 'a'\\. Column names",
     ),
-    "no text": (lambda: [{"prompt": "a", "target": ""}] * 3, "gives an example"),
+    "no text": (
+        lambda: [{"prompt": "a", "target": ""}] * 3,
+        "contains a usable example",
+    ),
 }
 
 

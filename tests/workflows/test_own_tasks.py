@@ -195,7 +195,7 @@ def test_classes_of_a_task_of_ones_own_are_chosen_among_as_evaluation_does(
         (
             "difficulty",
             "Soup",
-            r"did not learn task=difficulty: its data.tasks is sentiment, dish",
+            r"was not trained for task=difficulty: its data.tasks is sentiment, dish",
         ),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
@@ -231,7 +231,8 @@ def test_a_task_with_texts_is_asked_by_name_of_a_run_and_of_its_exported_model(
         ):
             toque.generate(model, text, task="sentiment")
         with pytest.raises(
-            ConfigError, match=r"did not learn task=title: its .* is sentiment, di"
+            ConfigError,
+            match=r"was not trained for task=title: its .* is sentiment, di",
         ):
             toque.generate(model, text, task="title")
         capfd.readouterr()

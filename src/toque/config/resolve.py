@@ -177,9 +177,8 @@ def _parse_override(text: str) -> tuple[SettingPath, Any]:
         value = read_yaml(value_text, f"{COMMAND_LINE}, {name}").value
     except ConfigError as error:
         raise ConfigError(
-            f"command line: the value in {text!r} cannot be read. Write it as in YAML and "
-            "quote text with special characters for the shell and for YAML: "
-            f"{name}='\"...\"'."
+            f"command line: the value in {text!r} cannot be read as YAML. Quote text with "
+            f"special characters for both the shell and YAML: {name}='\"...\"'."
         ) from error
     # Use text without quotes unchanged. YAML would fold line breaks and drop comments.
     has_yaml_marks = value_text.strip().startswith(tuple("\"'|>!&"))

@@ -99,7 +99,7 @@ class StageFilters(Config):
 _FROM = (
     AnyDuration,
     Field(
-        description="Start of the stage, as a share of the run or in the unit of "
+        description="Start of the stage, as a percentage of the run or in the unit of "
         'train.stop_after. The first stage starts at "0 %".'
     ),
 )

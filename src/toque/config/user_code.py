@@ -90,10 +90,10 @@ def refuse_foreign_code(
             overrides.append(CODE_SETTINGS.get(setting, f"{setting}=[]"))
     if names:
         raise ConfigError(
-            f"The configuration of a run names code: {'; '.join(names)}. Nothing was imported, "
-            "because a run folder may come from anyone. If you trust this code, add "
-            f"{argument('trust_code=True')}, or use a configuration of your own. To continue "
-            f"without the code, set {' '.join(overrides)}."
+            f"The configuration of this run refers to user code: {'; '.join(names)}. The code was "
+            "not imported, because a run folder may be untrusted. If you trust this code, add "
+            f"{argument('trust_code=True')}, or use your own configuration. To continue without "
+            f"the code, set {' '.join(overrides)}."
         )
 
 
@@ -121,8 +121,8 @@ def import_user_code(
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise ConfigError(
-            f"{setting} names {path}, which cannot be imported: {error}. Write module:name of "
-            f"{kind}. The module must be in the current folder or in an installed package."
+            f"{setting} names {path}, which cannot be imported: {error}. Give {kind} as "
+            "module:name. The module must be in the current folder or in an installed package."
         ) from error
 
 

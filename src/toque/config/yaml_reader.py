@@ -122,11 +122,12 @@ def read_yaml(text: str, name: str) -> Document:
         node = yaml.compose(text, Loader=_Loader)
     except _TooDeep as error:
         raise ConfigError(
-            f"{name} is nested too deeply. Settings need five levels."
+            f"{name} is nested too deeply. Settings need no more than five levels."
         ) from error
     except _TooMany as error:
         raise ConfigError(
-            f"{name} has more than {MAX_NODES:,} values. A configuration needs about a hundred."
+            f"{name} has more than {MAX_NODES:,} values. A typical configuration has about a "
+            "hundred."
         ) from error
     except yaml.YAMLError as error:
         raise ConfigError(_explain_syntax_error(error, text, name)) from error
@@ -144,7 +145,7 @@ def _read_value(
     if id(node) in above or len(document.lines) > MAX_NODES:
         raise ConfigError(
             f"{document.name}:{line}: an alias (*name) contains itself, or aliases expand to more "
-            f"than {MAX_NODES:,} values. Replace the aliases by their values."
+            f"than {MAX_NODES:,} values. Replace the aliases with their values."
         )
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode):
@@ -158,8 +159,8 @@ def _read_value(
         return _READ[node.tag.removeprefix(_TAG)](str(node.value))
     except (KeyError, ValueError):
         raise ConfigError(
-            f"{document.name}:{line}: `{node.tag} {node.value}` is not a value of a setting. Use "
-            "text, numbers, true, false, null, lists and mappings."
+            f"{document.name}:{line}: `{node.tag} {node.value}` is not a valid value for a "
+            "setting. Use text, numbers, true, false, null, lists and mappings."
         ) from None
 
 
@@ -178,7 +179,7 @@ def _read_mapping(
         key = str(key_node.value)
         if key in values:
             raise ConfigError(
-                f"{document.name}:{line}: `{dotted((*path, key))}` is given twice, first in line "
+                f"{document.name}:{line}: `{dotted((*path, key))}` is given twice, first on line "
                 f"{document.lines[(*path, key)]}. Remove one of them."
             )
         document.lines[(*path, key)] = line

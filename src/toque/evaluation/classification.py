@@ -146,7 +146,7 @@ def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> fl
             "must be equal and above 0."
         )
     if not ((confidence >= 0) & (confidence <= 1)).all():  # also refuses NaN
-        raise ValueError("Confidences must be from 0 to 1.")
+        raise ValueError("Confidences must be between 0 and 1.")
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
     # A bin's size times the difference of its means is the difference of its sums.
     gaps = np.bincount(bins, weights=is_right) - np.bincount(bins, weights=confidence)

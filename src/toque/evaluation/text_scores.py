@@ -337,7 +337,8 @@ class TextScores:
         for name, values in scores.items():
             if values.shape not in {(), (n,)}:
                 raise ValueError(
-                    f"{name} must be one number or {n}, not of shape {values.shape}"
+                    f"{name} must be one number or {n} numbers, not an array of shape "
+                    f"{values.shape}"
                 )
             if name in measures or name in totals or name in self.reserved_names:
                 raise ValueError(

@@ -96,8 +96,8 @@ def _check_cuda_device(device: torch.device) -> None:
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise ConfigError(
-            f"Device {device} does not exist: torch finds {count} CUDA devices. Use a lower "
-            "number, or auto. Each rank needs its own device."
+            f"Device {device} does not exist: torch finds {count} CUDA devices. Use a lower index, "
+            "or auto. Each rank needs its own device."
         )
     if problem := why_unusable(device):
         raise ConfigError(f"{problem}. {_CPU_HINT}")

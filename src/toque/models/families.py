@@ -132,7 +132,7 @@ def unsupported_type(model_type: object, *, has_code: bool = False) -> ConfigErr
     code = " Toque never runs a model's own code (auto_map)." if has_code else ""
     return ConfigError(
         f'config.json has model_type "{model_type}", which is not supported.{code} Supported types '
-        f"are {supported}, and other dense causal language models of this transformers version."
+        f"are {supported}, and other dense causal language models in this transformers version."
     )
 
 

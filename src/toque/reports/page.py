@@ -214,7 +214,7 @@ def _refuse_other_file(target: Path) -> None:
         head = file.read(1000)
         if head and _MARK not in head:
             raise FileExistsError(
-                errno.EEXIST, "the file exists and is not a page of Toque"
+                errno.EEXIST, "the file exists and is not a page that Toque wrote"
             )
 
 

@@ -270,8 +270,8 @@ class Batcher:
         if len(orders) > max_texts:
             raise RequestError(
                 400,
-                f"The request is for {len(orders)} texts, but this server generates and queues "
-                f"{max_texts} at a time. Request fewer texts.",
+                f"The request is for {len(orders)} texts, but this server generates and queues at "
+                f"most {max_texts} at a time. Request fewer texts.",
             )
         if len(orders) > max_texts - self.n_live - self.n_waiting:
             raise RequestError(

@@ -404,7 +404,7 @@ class ChatRequest(TextRequest):
                 raise RequestError(
                     400,
                     "messages: this model was trained on single texts and does not support "
-                    f"{name[:100]!r} of message {number}. Leave the field out.",
+                    f"{name[:100]!r} in message {number}. Leave the field out.",
                     param="messages",
                 )
 
@@ -505,8 +505,8 @@ def _convert_error(error: ValidationError) -> RequestError:
     if error.error_count() > _MAX_ERRORS:
         return RequestError(
             400,
-            f"{error.error_count():,} of the body's fields are unknown, missing or of the "
-            "wrong kind. Send only fields of OpenAI's protocol.",
+            f"{error.error_count():,} of the body's fields are unknown, missing or of the wrong "
+            "type. Send only fields of the OpenAI API.",
         )
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     first = errors[0]

@@ -208,7 +208,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         flags = f"{argument(f'host={host}')} {argument(f'port={port}')}"
         raise ConfigError(
-            f"Cannot listen at {flags}: {error.strerror or error}. Choose another "
+            f"Cannot listen on {flags}: {error.strerror or error}. Choose another "
             f"{argument('port')} (0 for any free port), or stop the program that uses this one."
         ) from error
     return sock

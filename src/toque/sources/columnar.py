@@ -177,8 +177,8 @@ def _parquet_batches(path: Path, table: Any, columns: list[str]) -> Iterator[Any
             largest = max((_largest_page(file, chunk) for chunk in chunks), default=1)
             if largest > _MAX_PAGE_BYTES:
                 raise DataError(
-                    f"{path} has a page of {largest:,} bytes after decompression in its row group "
-                    f"{number}. The limit is {_MAX_PAGE_BYTES:,}. Write the file with smaller "
+                    f"Row group {number} of {path} has a page of {largest:,} bytes after "
+                    f"decompression. The limit is {_MAX_PAGE_BYTES:,}. Write the file with smaller "
                     "pages (pyarrow: data_page_size), without that row, or as JSON."
                 )
             n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest)))

@@ -325,7 +325,7 @@ def describes_conversation(columns: Columns) -> bool:
     if texts not in ({"messages"}, {"prompt", "target"}):
         raise ConfigError(
             f"The columns of a source are {', '.join(sorted(columns))}. For conversations, use "
-            "either a list of messages, columns: {messages: NAME}, or a prompt and a target with "
-            "an optional system text, columns: {system: NAME, prompt: NAME, target: NAME}."
+            "either a list of messages (columns: {messages: NAME}) or a prompt and a target with "
+            "an optional system text (columns: {system: NAME, prompt: NAME, target: NAME})."
         )
     return True

@@ -197,9 +197,9 @@ def _read_chunks(
         if packed_bytes and plain_bytes > max_bytes:
             raise DataError(
                 f"{path} expands from {packed_bytes:,} to more than {plain_bytes:,} bytes, over "
-                f"{MAX_EXPANSION} times as many. The file is damaged or a decompression bomb, "
-                "because texts do not compress that well. Remove it from data.sources, or "
-                "decompress it yourself if you trust it."
+                f"{MAX_EXPANSION} times as many. Text does not compress that well, so the file is "
+                "damaged or a decompression bomb. Remove it from data.sources, or decompress it "
+                "yourself if you trust it."
             )
         yield chunk
 

@@ -324,13 +324,14 @@ def template_parts(template: str) -> tuple[tuple[str, str], ...]:
     except ValueError as error:
         raise ConfigError(
             f"The template {template!r} in the columns of a source is invalid: {error}. Write a "
-            'field in braces, "{question}", and a brace of the text twice.'
+            'field in braces, "{question}", and double each literal brace.'
         ) from error
     for _, name, spec, conversion in parts:
         if spec or conversion or name == "":
             raise ConfigError(
                 f"The template {template!r} in the columns of a source has a field without a name "
-                'or with a format. Write only the name of the field in braces: "{question}".'
+                "or with a format specifier. Write only the name of the field in braces: "
+                '"{question}".'
             )
     return tuple((text, name or "") for text, name, *_ in parts)
 

@@ -507,7 +507,7 @@ class JsonSplitter:
 
     def _push(self, bracket: bytes) -> None:
         if len(self._open) >= MAX_NESTED:
-            raise DamagedJsonError(f"more than {MAX_NESTED} brackets inside each other")
+            raise DamagedJsonError(f"more than {MAX_NESTED} nested brackets")
         self._open.append(bracket)
 
     def _drop_scanned(self) -> None:

@@ -223,7 +223,7 @@ def _encode_row(encoder: msgspec.json.Encoder, row: object, label: str) -> bytes
         )
         if keys := _find_bytes(value):
             raise DataError(
-                f"{label} holds bytes in {keys}. Decode the bytes to text or remove the field."
+                f"{label} contains bytes in {keys}. Decode the bytes to text or remove the field."
             )
         try:
             return encoder.encode(value) + b"\n"
@@ -232,7 +232,7 @@ def _encode_row(encoder: msgspec.json.Encoder, row: object, label: str) -> bytes
             return json.dumps(value).encode() + b"\n"
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
-            f"{label} cannot be saved as JSON: {error}. Convert its fields to texts, numbers or "
+            f"{label} cannot be saved as JSON: {error}. Convert its fields to strings, numbers or "
             "lists, or remove them."
         ) from error
 

@@ -255,7 +255,7 @@ def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
     except Exception as error:
         raise DataError(
             f"The reader of {block.path} raised {type(error).__name__} in the block from line "
-            f"{block.first_line}: {error}. This is a bug in the reader, not an error of the file. "
+            f"{block.first_line}: {error}. This is a bug in the reader, not an error in the file. "
             f"Use {argument('traceback')} to see the function."
         ) from error
 

@@ -110,7 +110,7 @@ def _name_of_ids(file: ArrayFile) -> str:
     if other := next((name for name in _NOT_READ if name in file.names), None):
         raise DataError(
             f"{file.path} has the array {other}, which is not supported. Use flat ids with an "
-            f"array ends, or rows of ids without padding. {_HOW}"
+            f"array `ends`, or rows of ids without padding. {_HOW}"
         )
     known_names = [name for name in _IDS if name in file.names]
     other_names = [name for name in file.names if name != "ends"]
@@ -119,8 +119,8 @@ def _name_of_ids(file: ArrayFile) -> str:
     if len(other_names) == 1:
         return other_names[0]
     raise DataError(
-        f"{file.path} has the arrays {', '.join(file.names[:8]) or '(none)'}, and none has the "
-        f"name of token ids. Name the array {', '.join(_IDS[:-1])} or {_IDS[-1]}. {_HOW}"
+        f"{file.path} has the arrays {', '.join(file.names[:8]) or '(none)'}, but none has a known "
+        f"name for token ids. Name the array {', '.join(_IDS[:-1])} or {_IDS[-1]}. {_HOW}"
     )
 
 
@@ -174,7 +174,7 @@ def _document_lengths(file: ArrayFile, n_ids: int) -> NDArray[np.int64]:
 
 def _bad_ends(file: ArrayFile, problem: str) -> DataError:
     return DataError(
-        f"The array ends of {file.path} must increase to the number of ids, but {problem}. {_HOW}"
+        f"The array `ends` of {file.path} must increase to the number of ids, but {problem}. {_HOW}"
     )
 
 
@@ -183,8 +183,8 @@ def _row_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
     n_rows, width = ids.shape
     if n_rows == 0 or not 0 < width <= PART_TOKENS:
         raise DataError(
-            f"{file.path} has ids of the shape {ids.shape}. Rows must have 1 to {PART_TOKENS:,} "
-            f"ids. Write longer documents as one flat array. {_HOW}"
+            f"{file.path} has ids of shape {ids.shape}. Rows must have 1 to {PART_TOKENS:,} ids. "
+            f"Write longer documents as one flat array. {_HOW}"
         )
     rows_per_block = PART_TOKENS // width
     for start in range(0, n_rows, rows_per_block):
@@ -241,8 +241,8 @@ class ArrayStream:
             at = int(is_invalid.argmax())  # the first invalid id
             raise DataError(
                 f"{self.path} has {values[at]} at position {self.position + at:,} of its array "
-                f"{self.name}. Token ids are integers from 0. Marks such as -100 are labels, not "
-                "tokens. Write the ids."
+                f"{self.name}. Token ids are integers of at least 0. Markers such as -100 are "
+                "labels, not tokens. Write the ids."
             )
         self.position += count
         return values.astype(np.uint32)

@@ -176,8 +176,8 @@ def cached_path(file: RemoteFile, cache: Path) -> Path:
     if any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts):
         raise SourceBucketError(
             f"The object {file.address!r} has a name that is not safe as a path: a part of it is "
-            "empty, . or .., or has a backslash. Use a pattern that leaves it out, or copy the "
-            "object to another name."
+            'empty, "." or "..", or contains a backslash. Use a pattern that leaves it out, or '
+            "copy the object to another name."
         )
     return cache.joinpath(file.scheme, *parts)
 
@@ -300,8 +300,8 @@ class _Session:
             partial_path.unlink(missing_ok=True)
         raise SourceBucketError(
             f"{file.address} was downloaded {_MAX_TRIES} times, each time with different content "
-            "that does not match its checksum. The network or the service damages the file. Run "
-            "the same command again later."
+            "that does not match its checksum. The network or the service is corrupting the file. "
+            "Run the same command again later."
         )
 
     def _refuse_changed(self, file: RemoteFile, partial_path: Path) -> None:

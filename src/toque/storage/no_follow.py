@@ -21,7 +21,7 @@ from toque.errors import CheckpointError
 
 LINK: Final = "it is a symbolic link, and links are not followed here"
 """Reason in the error for a symbolic link."""
-_NOT_PLAIN: Final = "it is not a plain file"
+_NOT_PLAIN: Final = "it is not a regular file"
 _UNCHECKED_FOLDER: Final = "wandb"
 """Folder that may contain links, because wandb creates them and Toque writes nothing there."""
 _TEXT_SUFFIXES: Final = (".json", ".jinja", ".md", ".txt", ".model")
@@ -140,7 +140,7 @@ def refuse_links_elsewhere(folder: Path) -> None:
         if not any(target.is_relative_to(allowed) for allowed in allowed_folders):
             raise CheckpointError(
                 f"{path} is a symbolic link to {path.readlink()}, outside its folder. The target "
-                "would be copied with the model. Replace the link by the file, or remove it."
+                "would be copied with the model. Replace the link with the file, or remove it."
             )
 
 
@@ -155,12 +155,12 @@ def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:
         if entry.is_file(follow_symlinks=False):
             continue
         path = Path(entry.path)
-        kind = "not a plain file"
+        kind = "not a regular file"
         if path.is_symlink():
             kind = f"a symbolic link to {path.readlink()}"
         raise refuse(
             f"{path} is {kind}. Run and store folders may be untrusted, and writing through a link "
-            "would overwrite its target. Remove it, or replace it by the file."
+            "would overwrite its target. Remove it, or replace it with the file."
         )
 
 

@@ -183,7 +183,8 @@ def _cooldown_share(
     if share == 0.0:
         raise ConfigError(
             f'optim.cooldown is "{cooldown}", but the run lasts "{length}", so the start of the '
-            'cooldown is unknown. Set optim.cooldown in the same unit or as a share, e.g. "20 %".'
+            "cooldown is unknown. Set optim.cooldown in the same unit or as a percentage, "
+            'e.g. "20 %".'
         )
     if share + warm_share > 1.0 and optim.cooldown is not None:
         raise ConfigError(

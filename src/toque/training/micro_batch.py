@@ -288,6 +288,7 @@ class OomFallback:
             )
         self.callbacks.on_warning(
             at,
-            f"step {at.step} {RAN_OUT} with {rows} rows per micro-batch ({reason}). It is computed "
-            f"again with {rows // 2} rows, and so are the next steps. The updates stay the same",
+            f"step {at.step} {RAN_OUT} with {rows} rows per micro-batch ({reason}). It is "
+            f"computed again with {rows // 2} rows, and so are the following steps. The updates "
+            "do not change",
         )

@@ -279,7 +279,7 @@ def choose_precision(
     if requested == "fp16" and not fp16_is_safe:
         raise ConfigError(
             "train.precision is fp16, but the activations of T5 overflow float16, and other types "
-            "of models may be untested in it. Use bf16 or float32."
+            "of models may be untested with it. Use bf16 or float32."
         )
     if requested == "fp16" and device.type != "cuda":
         raise ConfigError(

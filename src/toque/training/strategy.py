@@ -59,8 +59,8 @@ def place_model(
     """
     if train.activation_offload and runtime.device.type == "cpu":
         raise ConfigError(
-            "train.activation_offload is true, but this run is on a CPU. It moves activations from "
-            "a GPU to the CPU's memory. Set it to false."
+            "train.activation_offload is true, but this run is on a CPU. This setting moves "
+            "activations from a GPU to host memory. Set it to false."
         )
     # A model that may be sharded is first loaded into the machine's memory.
     may_shard = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp")
@@ -79,7 +79,7 @@ def place_model(
         raise ConfigError(
             f"The model's weights do not fit into the {free_memory}. Train an adapter of quantised "
             "weights (adapter.quantize_base=int8 or nf4), or use a smaller model or a larger "
-            "device. `toque plan` estimates the memory of each."
+            "device. `toque plan` estimates the memory for each option."
         ) from None
 
     optimise(model, train.optimisations, runtime, sharded=is_sharded)
@@ -185,7 +185,8 @@ def find_fsdp_obstacle(
         obstacle = "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
     if train.strategy == "fsdp" and obstacle is not None:
         raise ConfigError(
-            f"train.strategy is fsdp, which gives each rank a part of every tensor, but "
-            f"{obstacle}. Or set train.strategy=ddp, which copies the model to every rank."
+            "train.strategy is fsdp, which gives each rank a part of every tensor, but "
+            f"{obstacle}. Alternatively, set train.strategy=ddp, which copies the model to every "
+            "rank."
         )
     return obstacle

@@ -282,7 +282,7 @@ class Trainer:
         step = self.progress.step
         if n_targets < 1:
             raise DataError(
-                f"Step {step} has no target token. Remove examples without targets."
+                f"Step {step} has no target tokens. Remove examples without targets."
             )
         # A previous attempt that ran out of memory may have left gradients.
         self.optimizer.zero_grad(set_to_none=True)

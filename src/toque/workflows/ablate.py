@@ -324,7 +324,7 @@ def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> Ablat
     if seeds < 2:
         raise ConfigError(
             f"{argument('seeds')} must be at least 2, not {seeds}, because one pair of runs has no "
-            "confidence interval. 5 is a good number."
+            "confidence interval. 5 is a good choice."
         )
     common = [*overrides, *_QUIET]
     switches, left_out = _find_switches(config, common)
@@ -414,7 +414,7 @@ def _lock_folder(out: Path) -> AbstractContextManager[object]:
 
     def refuse(holder: str) -> None:
         raise ConfigError(
-            f"Another `toque ablate` ({holder}) writes into {out}. Wait until it ends, or name "
+            f"Another `toque ablate` ({holder}) is writing to {out}. Wait until it ends, or name "
             f"another folder with {argument('out')}."
         )
 

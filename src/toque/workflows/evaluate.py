@@ -229,8 +229,8 @@ def evaluate(
         refuse_users_folder(config_file.parent, writes=(FILE, EVALUATION))
     if config is None and not config_file.exists():
         raise ConfigError(
-            f"{folder} is not a run folder, so it has no configuration of the data. Add one: "
-            "toque evaluate MODEL my.yaml, or evaluate(model, config)."
+            f"{folder} is not a run folder, so it has no data configuration. Add one: toque "
+            "evaluate MODEL my.yaml, or evaluate(model, config)."
         )
     settings = configure(
         load_config(config_file, trust_code=False).config if config is None else config
@@ -393,11 +393,11 @@ def score(
         columns["prompts"] = _check_texts("prompts", prompts)
     n = len(columns["texts"])
     if n == 0:
-        raise ConfigError(f"{argument('texts')} is empty. {_LISTS}")
+        raise ConfigError(f"texts is empty. {_LISTS}")
     for name, column in columns.items():
         if len(column) != n:
             raise ConfigError(
-                f"{argument('texts')} has length {n:,}, but {argument(name)} has length "
+                f"texts has length {n:,}, but {name} has length "
                 f"{len(column):,}. {_LISTS}"
             )
     from toque.evaluation.text_samples import Prompt, score_text

@@ -283,7 +283,7 @@ def _refuse_adapter(source: Path, dtype: str | None, *, push_to: str | None) -> 
     base = str(read_config(source).base_model_name_or_path)
     if push_to is not None and hub_name(base) is None:
         raise ConfigError(
-            f"The base of the adapter {source} is {base}, a folder of this machine, so other users "
+            f"The base of the adapter {source} is {base}, a folder on this machine, so other users "
             "cannot use the adapter. If the hub has the base, write its name as "
             f"base_model_name_or_path in {source / CONFIG}. Otherwise use {argument('form=hf')}."
         )
@@ -302,8 +302,8 @@ def _compare_chat_templates(source: Path, exported: Exported) -> Exported:
     if exported_ids is None or exported_ids != original_ids:
         shutil.rmtree(exported.folder, ignore_errors=True)
         raise CheckpointError(
-            f"The chat template in {exported.folder} produces other tokens than the template in "
-            f"{source}, so the export was removed. Please report this bug."
+            f"The chat template in {exported.folder} produces different tokens from the template "
+            f"in {source}, so the export was removed. Please report this bug."
         )
     result = f" Its chat template produces the same {len(exported_ids)} tokens as the original."
     return replace(exported, template=result)

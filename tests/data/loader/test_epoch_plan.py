@@ -64,7 +64,7 @@ def test_an_example_longer_than_a_row_is_refused() -> None:
 
 
 def test_an_empty_selection_is_refused() -> None:
-    with pytest.raises(ConfigError, match="No training example"):
+    with pytest.raises(ConfigError, match="No training examples"):
         plan(n=0)
 
 

@@ -92,10 +92,10 @@ def test_a_folder_without_a_store_is_said(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "is not the manifest of a token store"),
-        ("[]", "has the format None"),
+        ("[]", "has format None"),
         (
             '{"format": 2}',
-            "has the format 2, but this version of toque reads formats up to 1",
+            "has format 2, but this version of toque reads formats up to 1",
         ),
         ('{"format": 1}', "is not the manifest of a token store"),
         (
@@ -183,8 +183,12 @@ def test_many_rows_at_once_are_the_rows_one_by_one(store: TokenStore) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("ends", lambda a: a[::-1], r"target_ends.npy must have \d+ ascending numbers"),
-        ("ends", lambda a: a[:-1], r"target_ends.npy must have \d+ ascending numbers"),
+        (
+            "ends",
+            lambda a: a[::-1],
+            r"target_ends.npy must have \d+ ascending row ends",
+        ),
+        ("ends", lambda a: a[:-1], r"target_ends.npy must have \d+ ascending row ends"),
         (
             "tokens",
             lambda a: a.astype("u4"),
@@ -260,7 +264,9 @@ def test_a_header_that_cannot_be_is_refused(
     size = struct.pack("<H" if version == 1 else "<I", len(text))
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY" + bytes([version, 0]) + size + text + bytes(6))
-    with pytest.raises(DataError, match=r"a\.npy is not an array of a store"):
+    with pytest.raises(
+        DataError, match=r"a\.npy is not a valid array of a token store"
+    ):
         map_array(path)
 
 
@@ -294,7 +300,9 @@ def test_a_column_or_split_that_is_not_the_stores_is_named(
 ) -> None:
     np.save(folder / f"{file}.npy", array)
     reseal(folder)
-    with pytest.raises(DataError, match=rf"{file}\.npy (has|must|is not an array)"):
+    with pytest.raises(
+        DataError, match=rf"{file}\.npy (has|must|is not a valid array)"
+    ):
         read(TokenStore.open(folder))
 
 

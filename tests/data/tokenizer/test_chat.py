@@ -111,7 +111,7 @@ def test_a_prompt_with_a_field_that_is_not_written_is_refused(codec: Codec) -> N
         (REASONS, {"name": "Ann"}),
     ):
         with pytest.raises(
-            DataError, match=f"does not write the field '{next(iter(fields))}'"
+            DataError, match=f"does not render the field '{next(iter(fields))}'"
         ):
             ChatTemplate(template, codec).ids(
                 [*asked, {**answer, **fields}, *asked]

@@ -149,7 +149,7 @@ def test_a_megabyte_of_mistakes_is_not_told_one_by_one(case):
         parse_request(kind, body)
     told = refused.value.__cause__
     if told is None:
-        assert "of the body's fields are unknown, missing or of the wrong kind" in str(
+        assert "of the body's fields are unknown, missing or of the wrong type" in str(
             refused.value
         )
     else:

@@ -62,7 +62,7 @@ def test_only_a_runs_own_files_leave_its_folder(remote, tmp_path, key):
     said = " ".join(up.messages())
     assert "['core', 'credentials.txt', 'report.html']" in said
     assert "samples.jsonl is not uploaded: it is a symbolic link" in said
-    assert "evaluation.json is not uploaded: it is not a plain file" in said
+    assert "evaluation.json is not uploaded: it is not a regular file" in said
 
 
 @pytest.mark.parametrize("hard_links", [True, False])

@@ -21,7 +21,9 @@ def mine(tmp_path):
 
 def test_no_report_is_written_over_another_file(kitchen, mine, tmp_path, capsys):
     assert main(["report", str(kitchen / "store"), "--out", str(mine)]) == 2
-    assert "the file exists and is not a page of Toque" in capsys.readouterr().err
+    assert (
+        "the file exists and is not a page that Toque wrote" in capsys.readouterr().err
+    )
     assert mine.read_text() == MINE
     link = tmp_path / "page.html"
     link.symlink_to(mine)

@@ -125,7 +125,7 @@ def test_a_question_whose_context_would_be_ignored_is_refused_unless_told(
     assert main(["init", "qa.jsonl"]) == 3
     error = capsys.readouterr().err
     assert "qa.jsonl is a JSON lines file of prompts and answers (its columns" in error
-    assert f"with a column {name!r} beside them" in error
+    assert f"with a column {name!r} next to them" in error
     assert "--columns prompt=question --columns target=answer without" in error
     Path("my.yaml").write_text("model: {family: gpt2, tokenizer: 'trained:512'}")
     given = json.dumps([{"path": "qa.jsonl"} | ({"columns": told} if told else {})])
@@ -157,7 +157,7 @@ def test_a_list_of_columns_is_for_a_prompt_only(tmp_path: Path) -> None:
         {"path": "x", "columns": {"title": ["a", "b"], "steps": "c"}}
     )
     (tmp_path / "x").write_text("{}")
-    with pytest.raises(ConfigError, match="a list for title; only a prompt"):
+    with pytest.raises(ConfigError, match=r"a list for title\. Only a prompt"):
         FileJudge(source, "utf-8", reader_for).judge(
             locate_files(str(tmp_path / "x")), print
         )

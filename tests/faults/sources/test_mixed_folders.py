@@ -238,7 +238,10 @@ def test_a_foreign_file_of_records_is_left_out_by_name(
         "ingredient_lines.csv": "no recipes: without a column of title and ingredients and steps",
         "meta.json": "no recipes: without a column of ingredients and steps",
         "empty.json": "no record in it",
-        "exam.jsonl": "prompts beside a column 'choices', for which columns has to say what it is",
+        "exam.jsonl": (
+            "prompts next to a column 'choices': columns must say whether it is part of a "
+            "prompt"
+        ),
     }
     assert "ingredient_lines.csv (no recipes: without a column of title" in err
     assert main(["init", str(folder), "--to", str(tmp_path / "my.yaml")]) == 0

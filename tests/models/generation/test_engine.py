@@ -244,7 +244,8 @@ def test_modes_are_restored_and_dropout_is_off(tiny):
         generate(model, [[]], max_new_tokens=8, **IDS)
     rows = model.config.vocab_size
     with pytest.raises(
-        ConfigError, match=f"token {rows}, but the model's last token is {rows - 1}"
+        ConfigError,
+        match=f"token id {rows}, but the model's last token id is {rows - 1}",
     ):
         generate(model, [[5], [5, rows]], max_new_tokens=8, **IDS)
 

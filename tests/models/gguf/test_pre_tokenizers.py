@@ -79,7 +79,9 @@ def test_a_tokenizer_has_the_name_of_its_cuts(name, tmp_path):
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_cuts_are_refused_as_what_toque_does_not_write(other, tmp_path):
-    with pytest.raises(ConfigError, match="Toque does not write this kind as GGUF"):
+    with pytest.raises(
+        ConfigError, match="Toque cannot write this kind of tokenizer as GGUF"
+    ):
         fields(cut_by(OTHERS[other]), tmp_path)
 
 
@@ -98,7 +100,7 @@ def test_whole_words_of_the_vocabulary_are_taken_where_the_name_takes_them(tmp_p
     assert (
         fields(reachable, tmp_path, ignore_merges=True)["tokenizer.ggml.pre"] == "gpt-2"
     )
-    with pytest.raises(ConfigError, match="Toque does not write"):
+    with pytest.raises(ConfigError, match="Toque cannot write"):
         fields(unreachable, tmp_path, ignore_merges=True)
 
 

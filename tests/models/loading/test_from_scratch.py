@@ -93,7 +93,7 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
             {**WIDE, "hidden_size": 10},
             "does not describe a neox model.*divisible",
         ),
-        ("neox", {}, "lacks hidden_size.*GPT-NeoX-20B, 80 GB"),
+        ("neox", {}, r"does not set hidden_size.*GPT-NeoX-20B \(80 GB"),
         (
             "t5",
             {**SMALL_T5, "feed_forward_proj": "gated-nonsense"},
@@ -117,7 +117,7 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
         (
             "neox",
             {**WIDE, "hidden_size": 16},
-            r"4 heads with 4 columns, and .* rotate 1 ",
+            r"4 heads 4 dimensions, and .* rotate 1 ",
         ),
         (
             "gpt2",
@@ -137,7 +137,7 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
         (
             "neox",
             {**WIDE, "rotary_pct": 2.0},
-            "heads with 8 columns, but .* rotate 16",
+            "each head 8 dimensions, but .* rotate 16",
         ),
         ("t5", {**SMALL_T5, "relative_attention_num_buckets": 3}, "at least 4, not 3"),
     ],

@@ -154,5 +154,5 @@ def test_a_hub_that_refuses_or_is_away_is_a_paragraph_without_the_token(
     "name", ["soup", "../soup", "a/b/c", "me/", "https://x/y", "me/a--b"]
 )
 def test_only_a_repository_is_pushed_to(name: str) -> None:
-    with pytest.raises(ConfigError, match="must be a repository of the hub"):
+    with pytest.raises(ConfigError, match="must name a repository on the hub"):
         refuse_push(name)

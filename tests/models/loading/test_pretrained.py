@@ -150,7 +150,7 @@ LOST = "transformer.h.1.ln_1.weight"
         (
             lambda f: (f / "config.json").write_text("[]"),
             CheckpointError,
-            "must contain an object, not a list",
+            "must contain a JSON object, not a list",
         ),
         (lambda f: configured(f, model_type="vit"), ConfigError, 'model_type "vit"'),
     ],

@@ -113,7 +113,7 @@ def test_shards_are_chosen_by_memory_and_need_a_shared_folder(seen):
     for rank in seen:
         assert rank["choices"]["fsdp"] == rank["choices"]["replicas"] == "whole"
         assert rank["choices"]["left"] == 0
-        assert "Rank 1 does not see the files of rank 0 in" in rank["choices"]["said"]
+        assert "Rank 1 cannot see the files of rank 0 in" in rank["choices"]["said"]
 
 
 def mixed(step: Path) -> None:

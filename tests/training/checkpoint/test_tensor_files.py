@@ -165,19 +165,19 @@ def changed(layout: ShardLayout, name: str, **fields: object) -> bytes:
 NONSENSE = {
     "overlaps": (
         {"slices": [[0, 0, 4], [1, 3, 7]]},
-        "after 4 comes the slice from 3 to 7",
+        "the slice after 4 is from 3 to 7",
     ),
     "a gap": (
         {"slices": [[0, 0, 3], [1, 4, 7]]},
-        "after 3 comes the slice from 4 to 7",
+        "the slice after 3 is from 4 to 7",
     ),
     "an end too early": ({"slices": [[0, 0, 4]]}, "its slices end at 4 of 7"),
     "backwards": (
         {"slices": [[0, 0, 4], [1, 4, 2]]},
-        "after 4 comes the slice from 4 to 2",
+        "the slice after 4 is from 4 to 2",
     ),
     "another file": ({"slices": [[0, 0, 4], [2, 4, 7]]}, "a slice is in file 2 of 2"),
-    "another dimension": ({"dim": 2}, "cut along dimension 2 of 2"),
+    "another dimension": ({"dim": 2}, "split along dimension 2, but has 2 dimensions"),
     "no dtype": ({"dtype": "Tensor"}, "'Tensor' is not a dtype"),
     "below zero": ({"slices": [[0, -1, 7]]}, "not the layout of shards"),
     "endless": ({"shape": [1 << 60, 11]}, "not the layout of shards"),
@@ -214,7 +214,7 @@ def test_a_file_without_the_tensor_is_named(tmp_path):
     write_tensors({"model/v": torch.zeros(3, 11)}, tmp_path / shard_name(1, 2))
     with pytest.raises(CheckpointError, match=r"shard-00001-of-00002\.safetensors"):
         read_sharded(tmp_path, layout, "model", lambda _name: None)
-    with pytest.raises(CheckpointError, match="no tensors of the average"):
+    with pytest.raises(CheckpointError, match="no tensors for the average"):
         read_sharded(tmp_path, layout, "average", lambda _name: None)
 
 

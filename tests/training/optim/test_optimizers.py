@@ -393,7 +393,7 @@ def test_an_optimizer_that_could_not_be_continued_is_refused_before_the_run(
     numbers = torch.get_rng_state()
     with pytest.raises(ConfigError, match=words) as caught:
         build_optimizer(model, name=name)
-    assert f"optim.name is {name}, with which a run cannot continue" in str(
+    assert f"optim.name is {name}, which does not support continuing" in str(
         caught.value
     )
     assert torch.equal(torch.get_rng_state(), numbers)

@@ -140,7 +140,7 @@ def test_a_hugging_face_folder_in_half_the_bytes(
             "dtype must be one of f32, bf16, f16 in the format hf, not q8_0",
         ),
         ({"form": "gguf", "dtype": "q4_k"}, "dtype must be one of f32, f16"),
-        ({"push_to": "soup"}, "must be a repository of the hub"),
+        ({"push_to": "soup"}, "must name a repository on the hub"),
         ({"push_to": "me/soup"}, "HF_HUB_OFFLINE is set"),
     ],
 )

@@ -123,7 +123,7 @@ def test_the_card_of_an_adapter_and_of_what_is_exported_of_it(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"push_to": "me/soup"}, "a folder of this machine.*base_model_name_or_path"),
+        ({"push_to": "me/soup"}, "a folder on this machine.*base_model_name_or_path"),
         (
             {"dtype": "bf16"},
             "dtype cannot be combined, because an adapter is copied unchanged",

@@ -133,8 +133,8 @@ _PREPARING: Final = (PREPARED | ADVERBS | {"and", "or", "juice", "peel", "reserv
 }  # fmt: skip
 _DANGLING: Final = re.compile(r"\b(?:about|such as|see|or|and|with|plus)\Z")
 _LOOSE: Final = " \t\n,;"
-# Marks after the last word of an ingredient line: "4 tablespoons ghee –" and "Curd,"
-_LOOSE_END: Final = re.compile(r"(?: *[,;–—]| -| ['‘’`]+)+\Z")
+_END_MARKS: Final = " ,;–—"  # after the last word: "4 tablespoons ghee –" and "Curd,"
+_STRAY: Final = frozenset("-'‘’`")  # characters of a stray last word
 _HEADING_CHARS: Final = 24
 _MIN_STEP_WORDS: Final = 3  # a longer heading with a verb is a step
 _MOST_TITLE_WORDS: Final = 10  # maximum words of a heading that is written like a title
@@ -369,12 +369,15 @@ def _without_stray_marks(line: str) -> str:
     ('4 tablespoons ghee', '1 tsp Cumin')
     """
     if not line[-1].isalnum():
-        line = _LOOSE_END.sub("", line)
+        line = line.rstrip(_END_MARKS)
+        rest, _, last = line.rpartition(" ")
+        if rest and _STRAY.issuperset(last):
+            line = rest.rstrip(_END_MARKS)
     if not line.isascii():
         line = _INNER_BULLET.sub("", line, count=1)
     if " *" in line:
         line = line.replace(" *to taste", " to taste")
-    if line[-1] != ":":
+    if not line.endswith(":"):
         line = line.removeprefix("of ")
     if "-" in line:  # "Oil-", "Salt- to taste" and "Turmeric-1/4 tsp"
         line = _STRAY_HYPHEN.sub(" - ", line).removesuffix(" - ")

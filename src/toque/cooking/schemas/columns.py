@@ -193,7 +193,7 @@ def _guessed_roles(folded: Mapping[str, str]) -> dict[str, str]:
     for role, names in (*NAMES.items(), *_OTHERS.items()):
         if field := _first_field(names, folded):
             roles[role] = field
-    # A weak name counts only if the other parts of a recipe have a field.
+    # A weak name counts only if all remaining parts of a recipe have a field.
     for role, names in _WEAK.items():
         field = _first_field(names, folded)
         others = {*ROLES} - {role}
@@ -348,8 +348,8 @@ def refuse_cut_schema(
         if column := folded.get("text"):
             raise TextRecordsError(
                 f"{path} is {layout.described} of documents (its column {column!r}), not of "
-                f"recipes. Give its source columns: {{text: {column}}} and name recipes in "
-                "another.",
+                f"recipes. Give its source columns: {{text: {column}}} and list recipes in "
+                "another source.",
                 {"text": column},
             )
     if missing:
@@ -368,14 +368,14 @@ def _without_roles(
     pairs = {"prompt": "NAME", "target": "NAME"}
     texts = {"text": "NAME"}
     others = (
-        f"If it holds other texts: {columns_in_words(pairs)} for prompts and their answers, "
-        f"{columns_in_words(texts)} for whole texts."
+        f"If it contains other texts: {columns_in_words(pairs)} for prompts and their answers, "
+        f"{columns_in_words(texts)} for complete texts."
     )
     return RefusedFileError(
-        f"{path} is {layout.described} without a column of {roles}, so it holds no whole recipes. "
-        f"Found: {shown_names(layout.fields) or 'no column'}. Known names (in any case and "
-        f"spelling): {accepted_names}. Fetch the full file, or say which column it is: "
-        f"{columns_in_words(named)} in its source of data.sources. {others}",
+        f"{path} is {layout.described} without a column of {roles}, so it has no complete "
+        f"recipes. Found: {shown_names(layout.fields) or 'no column'}. Known names (case, spaces "
+        f"and punctuation are ignored): {accepted_names}. Download the full file, or name the "
+        f"column: {columns_in_words(named)} in its source of data.sources. {others}",
         f"no recipes: without a column of {roles}",
         [named, pairs, texts],
     )
@@ -398,9 +398,9 @@ def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) 
     if not message_columns and {"chosen", "rejected"} <= folded.keys():
         talks, pairs = {"messages": "chosen"}, {"prompt": "prompt", "target": "chosen"}
         raise RefusedFileError(
-            f"{what} of preference pairs (chosen and rejected), which Toque does not train on. The "
-            f"chosen answers alone can be learnt: give {columns_in_words(talks)} if "
-            f"they are conversations, or {columns_in_words(pairs)}.",
+            f"{what} of preference pairs (chosen and rejected), which Toque does not train on. To "
+            f"train on the chosen answers alone, set {columns_in_words(talks)} if they are "
+            f"conversations, or {columns_in_words(pairs)}.",
             "preference pairs",
             [talks, pairs],
         )
@@ -451,10 +451,11 @@ def _as_pairs(
             entire, short = pair_of([*prompt, name]), pair_of(prompt)
             return RefusedFileError(
                 f"{what} (its columns {prompt_column!r} and {target!r}) with a column {name!r} "
-                "beside them, without which a prompt may make no sense. "
-                f"Say what a prompt is made of: {columns_in_words(entire)} with it, or "
-                f"{columns_in_words(short)} without.",
-                f"prompts beside a column {name!r}, for which columns has to say what it is",
+                "next to them, without which a prompt may not make sense. Name the columns of a "
+                f"prompt: {columns_in_words(entire)} with it, or {columns_in_words(short)} "
+                "without.",
+                f"prompts next to a column {name!r}: columns must say whether it is part of a "
+                "prompt",
                 [entire, short],
             )
     return TextRecordsError(

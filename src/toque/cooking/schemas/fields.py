@@ -131,7 +131,7 @@ def _limit_size(value: Any, notes: Counter[str], depth: int) -> Any:
 
 
 def _repair(record: Record, notes: Counter[str]) -> Record:
-    """Return a record whose ingredients and steps have no defects of scraping."""
+    """Repair scraping defects in the ingredients and steps of a record."""
     lines = _repair_lines(record.get("ingredients"), notes)
     steps = _repair_lines(record.get("directions"), notes)
     lines = _without_second_list(lines, notes)

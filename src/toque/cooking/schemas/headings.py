@@ -161,7 +161,7 @@ def _words_at_end(step: str) -> str:
 
 
 def _heads_part(words: str) -> bool:
-    """Return whether words after the last sentence of a step name what the next step makes."""
+    """Return whether words after the last sentence of a step name the product of the next step."""
     names = words_of(words)
     if max(map(len, names)) < _MIN_WORD_CHARS:
         return False
@@ -215,7 +215,7 @@ def _is_heading(step: str, following: str, max_chars: int) -> bool:
 
 
 def _is_name_of_part(step: str, following: str) -> bool:
-    """Return whether a line names what the next line makes, if most long steps have a full stop."""
+    """Return whether a line names the product of the next line, if most long steps end with a stop."""
     if following[-1] not in _STOPS or not following[:1].isupper():
         return False
     if len(following) <= len(step):

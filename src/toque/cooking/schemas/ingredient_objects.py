@@ -134,7 +134,7 @@ class IngredientReader:
                 self._count_headings([] if is_label(name) else [name])
                 yield from self.lines(value, depth + 1)
             elif is_label(name) or _contains(value, name):
-                # A text with the name is the entire line: {"flour": "200 g flour"}.
+                # The value of {"flour": "200 g flour"} is an entire line.
                 yield from self.lines(value, depth + 1)
             else:
                 yield from self._object({"food": name, "amount": value}, depth + 1)

@@ -95,7 +95,7 @@ class RecipeReader:
         """
         if unknown := [task for task in tasks if task not in TASKS]:
             raise ConfigError(
-                f"data.tasks names {', '.join(unknown)}; a recipe can be turned into "
+                f"data.tasks has unknown tasks: {', '.join(unknown)}. Allowed: "
                 f"{', '.join(TASKS)}."
             )
         return replace(self, tasks=cast("tuple[Task, ...]", tasks))
@@ -170,14 +170,14 @@ class RecipeReader:
             )
         if layout is None or (not self.columns and _is_prose(layout)):
             raise UnknownFormatError(
-                f"{path} is of no known recipe format: it begins {first_line(start)!r}. Recipes "
+                f"{path} is not in a known recipe format: it begins {first_line(start)!r}. Recipes "
                 "are read from JSON, JSON lines, CSV or TSV with a header row, Parquet, and web "
-                "pages with schema.org data. For plain text to pretrain on, give the source "
-                "format: text."
+                "pages with schema.org data. For plain text to pretrain on, set format: text for "
+                "the source."
             )
         if is_entire_file and start.strip() in (b"{}", b"[]"):
             raise RefusedFileError(
-                f"{path} is JSON without a single record in it.", "no record in it"
+                f"{path} is JSON without any records.", "no record in it"
             )
 
         if not self.columns:
@@ -233,8 +233,8 @@ def reader_for(
     single = {role: field for role, field in columns.items() if isinstance(field, str)}
     if several := ", ".join(columns.keys() - single.keys() - {"prompt", "messages"}):
         raise ConfigError(
-            f"columns of a source names a list for {several}; only a prompt is made of several "
-            "fields: columns: {prompt: [question, context], target: answer}."
+            f"The columns of a source have a list for {several}. Only a prompt can have several "
+            "fields, e.g. columns: {prompt: [question, context], target: answer}."
         )
     if "text" in columns and len(columns) == 1:
         return DocumentReader(single["text"], encoding=encoding)
@@ -245,9 +245,9 @@ def reader_for(
     unknown = sorted(columns.keys() - set(ROLES))
     if unknown:
         raise ConfigError(
-            f"columns of a source names {', '.join(unknown)}; it can name "
-            f"{', '.join(ROLES)}; for documents text alone; for any other task prompt and target; "
-            "for conversations messages, or prompt, target and system."
+            f"The columns of a source name {', '.join(unknown)}. Allowed: {', '.join(ROLES)} for "
+            "recipes; only text for documents; prompt and target for other tasks; messages, or "
+            "prompt, target and system, for conversations."
         )
     return RecipeReader(single, encoding=encoding)
 
@@ -277,7 +277,7 @@ def _may_be_name(text: str) -> bool:
 
 
 def _without_wrappers(layout: FileLayout) -> FileLayout:
-    """Return a layout whose sample has the recipes inside wrappers such as {"recipe": {...}}."""
+    """Return the layout with the recipes inside wrappers such as {"recipe": {...}} as its sample."""
     sample = tuple(dict(unwrapped(record)) for record in layout.sample)
     if sample == layout.sample:
         return layout

@@ -122,8 +122,8 @@ def without_sections(
 ) -> tuple[str, ...]:
     """Remove headings and equipment from clean ingredient lines and count them in `notes`.
 
-    A line is also a heading if the title contains its words, or if the text of the `steps` has the
-    line as a heading.
+    A line is also a heading if the title has every word of it, or if the text of the `steps`
+    contains the line as a heading.
     """
     if not lines:
         return lines
@@ -230,7 +230,7 @@ def _is_tool(line: str) -> bool:
 
 
 def _without_prefix(line: str, removal_counts: Counter[str]) -> list[str]:
-    """Return the foods of a line such as "Garnish: lime wedges; mint", and count its prefix."""
+    """Return the foods of a line after a prefix such as "Garnish:", and count the prefix."""
     prefix = _PREFIX.match(line)
     part = _PART_PREFIX.match(line)
     if prefix:

@@ -26,7 +26,7 @@ TIPS: Final = "tips beside the steps left out"
 _MAX_HEADING_CHARS: Final = 60
 # Maximum nested steps that are compared with the text around them.
 _MAX_COMPARED: Final = 50
-_MAX_DIGITS: Final = 9  # maximum digits of a step's number; the others are ignored
+_MAX_DIGITS: Final = 9  # maximum digits of a step's number; further digits are ignored
 # Kinds of pieces in a Cooklang step.
 _INLINE: Final = frozenset(
     {"text", "ingredient", "cookware", "timer", "inlineQuantity"}

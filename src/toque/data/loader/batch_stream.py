@@ -343,7 +343,7 @@ def refuse_overlong(lengths: ExampleLengths, context_length: int | None) -> None
     if context_length is not None and longest > context_length:
         # The model does not read the last token of an example, so one more token fits.
         raise ConfigError(
-            f"The model's context length is {context_length} tokens, but the longest example of "
+            f"The model's context length is {context_length} tokens, but the longest example in "
             f"the store has {longest}. Set data.max_prompt_tokens and data.max_target_tokens to at "
             f"most {context_length + 1} in total, and prepare the data again."
         )
@@ -358,21 +358,21 @@ def refuse_empty(store: TokenStore, split: Split) -> None:
     has_held_out_sources = "held_out_from" in settings
     if split == "train" and has_held_out_sources:
         raise ConfigError(
-            f"The store {store.path} has no training example: every record of data.sources is also "
-            "in data.validation, or was dropped (the data report lists the reasons). Add more data "
-            "to data.sources, or remove sources from data.validation."
+            f"The store {store.path} has no training examples: every record in data.sources is "
+            "also in data.validation, or was dropped (the data report lists the reasons). Add more "
+            "data to data.sources, or remove sources from data.validation."
         )
     if settings.get("validation_fraction") == 0 and not has_held_out_sources:
         raise ConfigError(
             f"The store {store.path} was prepared with data.validation_fraction=0, so none of its "
-            f"{n:,} examples is held out for evaluation. Set it to e.g. 0.1 and prepare the data "
-            "again."
+            f"{n:,} examples is held out for evaluation. Set it to 0.1, for example, and prepare "
+            "the data again."
         )
     name = "training" if split == "train" else "held-out"
     raise ConfigError(
-        f"The store {store.path} has no {name} example: its {n:,} examples are from one record or "
+        f"The store {store.path} has no {name} example: its {n:,} examples come from one record or "
         "its copies, and a record is never on both sides of the split. Add at least one different "
-        "record to data.sources. If data.max_examples is set, it may have left records out."
+        "record to data.sources. If data.max_examples is set, it may have excluded records."
     )
 
 

@@ -82,7 +82,7 @@ class EpochPlan:
         self._block = lru_cache(_CACHED_WINDOWS)(self._permute_block)
         if len(self.examples) == 0:
             raise ConfigError(
-                "No training example of the store is selected. Lower data.min_quality or "
+                "No training examples in the store are selected. Lower data.min_quality or "
                 "data.validation_fraction, or prepare more data."
             )
         self._refuse_long_examples()
@@ -100,9 +100,9 @@ class EpochPlan:
             if has_source:
                 longest = f"{longest_source} source and {longest_target} target tokens"
             raise ConfigError(
-                f"train.row_tokens sets rows of {self.shape.tokens} tokens, but the longest "
-                f"example has {longest}. Raise train.row_tokens or set it to auto, or lower "
-                "data.max_prompt_tokens or data.max_target_tokens and prepare the data again."
+                f"train.row_tokens sets the row length to {self.shape.tokens} tokens, but the "
+                f"longest example has {longest}. Raise train.row_tokens or set it to auto, or "
+                "lower data.max_prompt_tokens or data.max_target_tokens and prepare the data again."
             )
 
     @property

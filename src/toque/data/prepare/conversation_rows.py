@@ -166,8 +166,8 @@ def set_chat_template(codec: Codec, settings: PrepareSettings) -> None:
     if settings.family_kind != "decoder" or codec.newline_id is not None:
         raise ConfigError(
             "A source of data.sources has conversations. They need a decoder-only model and a "
-            f"tokenizer with line breaks, unlike {codec.name}. Use a GPT-2, NeoX or Llama, or give "
-            "this source columns of texts: {prompt: ..., target: ...}."
+            f"tokenizer with line breaks, unlike {codec.name}. Use a GPT-2, NeoX or Llama model, "
+            "or map the source's text fields in its columns: {prompt: ..., target: ...}."
         )
     template = find_template(settings.chat_template, codec.settings)
     template = fix_date(template, settings.chat_date)

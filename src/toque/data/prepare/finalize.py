@@ -140,7 +140,7 @@ class StoreFinalizer:
         if report.unknown_share > MAX_UNKNOWN:
             raise DataError(
                 f"{report.unknown_notice()} No store is written if the share is above "
-                f"{MAX_UNKNOWN:.0%}, because a model cannot learn from such texts."
+                f"{MAX_UNKNOWN:.0%}, because a model cannot learn from such text."
             )
         report.write(folder)
 

@@ -145,8 +145,9 @@ def _open_existing(
     differences = plan.differences(manifest)
     if differences and not replace:
         raise DataError(
-            f"{folder} has a token store of other inputs: {'; '.join(differences)}. Choose another "
-            f"data.store, or replace the store: run prepare with {argument('replace=True')}."
+            f"{folder} contains a token store prepared from other inputs: "
+            f"{'; '.join(differences)}. Choose another data.store, or replace the store: run "
+            f"prepare with {argument('replace=True')}."
         )
 
     report = None if differences else Report.read_from(folder)

@@ -98,7 +98,7 @@ class ShardBuilder:
             raise DataError(
                 f"The reader of {block.path} (lines from {block.first_line}) has wrong counts: it "
                 f"read {parsed.read} records, kept {parsed.kept}, dropped {n_dropped} and returned "
-                f"examples of {n_records}. This is a bug in the reader, not in the file."
+                f"examples from {n_records} records. This is a bug in the reader, not in the file."
             )
 
         self._examples += parsed.examples
@@ -204,9 +204,9 @@ class ShardBuilder:
             name = "prompts and targets"
             problem = "target would have no prompt"
         raise ConfigError(
-            f"data.on_overlong=split is for documents, but the sources have {name}: the second "
-            f'half of a long {problem}. Use truncate, drop or error, or "auto", which splits only '
-            "documents."
+            f"data.on_overlong=split applies only to documents, but the sources have {name}: the "
+            f'second half of a long {problem}. Use truncate, drop or error, or "auto", which '
+            "splits only documents."
         )
 
     def _pair_rows(self, pairs: list[int]) -> ExampleRows:
@@ -421,8 +421,8 @@ def _check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
             raise DataError(
                 f"{block.path} has the token id {max_id:,} (document {document:,}), but the "
                 f"tokenizer {codec.name} has only the ids 0 to {codec.vocab_size - 1:,}. A token "
-                "file needs the tokenizer that wrote it: set model.tokenizer to this tokenizer, or "
-                "prepare the texts."
+                "file needs the tokenizer that wrote it: set model.tokenizer to that tokenizer, or "
+                "prepare the original texts."
             )
 
 

@@ -87,9 +87,9 @@ def learn_tokenizer(
     if not texts:
         hint = f" {ENCODING_HINT}" if 2 * dropped[NOT_UTF_8] > dropped.total() else ""
         raise DataError(
-            f"Cannot train a tokenizer: none of the {len(files)} source files gives an example. "
-            f"The sampled records: {describe_reasons(dropped, lines)}.{hint} Check one of these "
-            "lines, and the format in data.sources."
+            f"Cannot train a tokenizer: none of the {len(files)} source files contains a usable "
+            f"example. The sampled records: {describe_reasons(dropped, lines)}.{hint} Check one of "
+            "these lines, and the format in data.sources."
         )
     kind: Kind = "bpe" if family_kind == "decoder" else "unigram"
     return train_codec(texts, vocab_size=vocab_size, kind=kind)

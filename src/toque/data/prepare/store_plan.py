@@ -224,9 +224,9 @@ def plan_of(
         getattr(settings, name) != getattr(PrepareSettings, name) for name in CHAT
     ):
         raise ConfigError(
-            "data.chat_template, data.chat_date and data.loss_on are for conversations, but no "
-            "source of data.sources has conversations. Remove these settings, or name the field of "
-            "the messages in the columns of a source: {messages: NAME}."
+            "data.chat_template, data.chat_date and data.loss_on apply only to conversations, but "
+            "no source in data.sources has conversations. Remove these settings, or name the "
+            "messages field in the columns of a source: {messages: NAME}."
         )
     return StorePlan(store, settings, files, tokenizer, recorded, sources)
 

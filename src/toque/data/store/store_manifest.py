@@ -140,8 +140,7 @@ def _decode_manifest(path: Path) -> StoreManifest:
     size = path.stat().st_size
     if size > _MAX_BYTES:
         raise DataError(
-            f"{path} has {size:,} bytes, but {_MAX_BYTES:,} is the limit. Remove it and "
-            f"{_PREPARE}."
+            f"{path} has {size:,} bytes, but the limit is {_MAX_BYTES:,}. Remove it and {_PREPARE}."
         )
     data = path.read_bytes()
     # Check the format first, because a newer format may have other fields.
@@ -149,7 +148,7 @@ def _decode_manifest(path: Path) -> StoreManifest:
     version = content.get("format") if isinstance(content, dict) else None
     if not isinstance(version, int) or version > FORMAT:
         raise DataError(
-            f"{path} has the format {version!r}, but this version of toque reads formats up to "
+            f"{path} has format {version!r}, but this version of toque reads formats up to "
             f"{FORMAT}. Use the version of toque that wrote the store, or {_PREPARE}."
         )
     manifest = decode_json(data, StoreManifest)

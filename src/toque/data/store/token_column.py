@@ -89,8 +89,8 @@ class TokenColumn:
             ]
             raise DataError(
                 f"{self._path(shards[is_short.index(True)])} was truncated while it was being "
-                "read. Another process writes to the store. Restore the file or prepare the data "
-                "again, then continue with the same command."
+                "read. Another process is writing to the store. Restore the file or prepare the "
+                "data again, then continue with the same command."
             )
         return Pieces(lengths, parts, self.dtype)
 
@@ -130,8 +130,8 @@ def _read_ends(path: Path, n_rows: int) -> NDArray[np.generic]:
     is_ascending = bool((np.diff(ends, prepend=0) >= 0).all())
     if len(ends) != n_rows or not is_ascending or ends[-1:].sum() >= 1 << 32:
         raise DataError(
-            f"{path} must have {n_rows} ascending numbers below 2^32, the ends of the rows. The "
-            "store is damaged. Prepare the data again."
+            f"{path} must have {n_rows} ascending row ends, all below 2^32. The store is damaged. "
+            "Prepare the data again."
         )
     return ends
 
@@ -164,12 +164,13 @@ def map_array(path: Path) -> NDArray[np.generic]:
         declared = math.prod(shape) * dtype.itemsize
         if dtype.kind not in "biuf" or len(shape) != 1 or declared != n_bytes:
             raise ValueError(
-                f"it declares the shape {shape} of {dtype}, {declared:,} bytes, but has {n_bytes:,}"
+                f"it declares shape {shape} and dtype {dtype} ({declared:,} bytes), but has "
+                f"{n_bytes:,} bytes"
             )
         array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise DataError(
-            f"{path} is not an array of a store: {error}. {again}"
+            f"{path} is not a valid array of a token store: {error}. {again}"
         ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. {again}") from error

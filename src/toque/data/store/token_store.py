@@ -111,7 +111,7 @@ class TokenStore:
         """
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.n_rows:
             raise IndexError(
-                f"The store has {self.n_rows} rows, but the rows {rows.tolist()} were requested."
+                f"The store has {self.n_rows} rows, but rows {rows.tolist()} were requested."
             )
         shards = (np.searchsorted(self._bounds, rows, side="right") - 1).tolist()
         prompts, targets = self._sides
@@ -300,7 +300,7 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
 
         if not stat.S_ISREG(status.st_mode) or path.rpartition("/")[0] in linked:
             raise DataError(
-                f"{path} must be a plain file in the store's folder, not a folder or a link. "
+                f"{path} must be a regular file in the store's folder, not a folder or a link. "
                 f"{again}"
             )
         if status.st_size != entry.bytes:
@@ -311,7 +311,7 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
         if verify and sha256_of(Path(path)) != entry.sha256:
             raise DataError(
                 f"{path} has the right size but the wrong content: its SHA-256 is not "
-                f"{entry.sha256[:12]}… as in the manifest. {again}"
+                f"{entry.sha256[:12]}…, the hash in the manifest. {again}"
             )
 
 
@@ -324,7 +324,8 @@ def pinned_store(folder: Path) -> Iterator[None]:
 
     def refuse(holder: str) -> None:
         raise DataError(
-            f"Process {holder} is writing the store {folder}. Start again when it has ended."
+            f"Process {holder} is writing the store {folder}. Wait until it has finished, then "
+            "start again."
         )
 
     with shared_lock(folder / LOCK, refuse):
@@ -377,7 +378,7 @@ def refuse_replaced(store: TokenStore) -> None:
         problem = str(error).rstrip(".")
     raise DataError(
         f"The store {store.path} was replaced while this run trained on it (its fingerprint was "
-        f"{store.fingerprint[:12]}): {problem}. Nothing was saved since the last check. Restore "
-        "the store or prepare the same data again, then start the same command: the run continues "
-        "from its newest checkpoint. Or begin a new run: run_dir=runs/another."
+        f"{store.fingerprint[:12]}): {problem}. Nothing has been saved since the last check. "
+        "Restore the store or prepare the same data again, then start the same command: the run "
+        "continues from its newest checkpoint. Or begin a new run: run_dir=runs/another."
     )

@@ -133,9 +133,8 @@ class ChatTemplate:
         for _, field in answer["unwritten"]:
             if not (writes_reasoning and field in _REASONING_FIELDS):
                 raise DataError(
-                    f"The chat template of {name} does not write the field "
-                    f"{field[:_MAX_FIELD]!r} of a message, so the model would not read it. Leave "
-                    "the field out."
+                    f"The chat template of {name} does not render the field {field[:_MAX_FIELD]!r} "
+                    "of a message, so the model would never see it. Leave the field out."
                 )
         return list(self._encode(answer["text"]).ids)
 
@@ -210,8 +209,8 @@ class ChatTemplate:
             if not start <= end <= same:
                 raise DataError(
                     f"The chat template of {self._codec.name} writes the first {number} messages "
-                    "differently when more messages follow, so not all answers of a conversation "
-                    "can have a loss. Set data.loss_on=last_answer to train only on the last "
+                    "differently when more messages follow, so the loss cannot cover all answers "
+                    "of a conversation. Set data.loss_on=last_answer to train only on the last "
                     "answer, or set data.chat_template to another template."
                 )
             spans.append((start, end))
@@ -498,7 +497,7 @@ def _marked_spans(
         return spans[-1:]
     raise ValueError(
         f"it marks {len(spans)} parts in {len(all_answers)} answers, so the {len(answers)} answers "
-        "to learn are unclear"
+        "to train on are unclear"
     )
 
 
@@ -587,7 +586,7 @@ def _render_requests() -> None:
             )
             if (n := len(answer["text"])) > limit:
                 raise ValueError(
-                    f"it writes {n:,} characters, but {limit:,} is the limit"
+                    f"it writes {n:,} characters, but the limit is {limit:,}"
                 )
         except MemoryError:
             answer = {"error": "it needs more memory than a template may use"}

@@ -172,8 +172,8 @@ def _read_tokenizer(path: Path) -> tuple[str, Tokenizer]:
         if not _is_of_library(error):
             raise
         raise DataError(
-            f"{path} is not a tokenizer that this version of the tokenizers library reads: {error}."
-            " It may be truncated or written by a newer version. Download it again."
+            f"{path} is not a tokenizer that this version of the tokenizers library can read: "
+            f"{error}. It may be truncated or written by a newer version. Download it again."
         ) from error
 
 

@@ -47,10 +47,10 @@ def refuse_unkeyed_draws(model: nn.Module, device: torch.device) -> Iterator[Non
             handle.remove()
     if not _equal(watch.states(), before):
         raise ConfigError(
-            f"{watch.module or 'The model'} uses PyTorch's random generator in training"
-            f"{watch.settings}. Its random numbers depend on train.micro_batch_rows and on the "
-            "number of ranks, which must not change a run. Set this dropout to 0 in the model's "
-            "config.json, or accept the dependence with train.optimisations.dropout=false."
+            f"{watch.module or 'The model'} uses PyTorch's random generator during "
+            f"training{watch.settings}. Its random numbers depend on train.micro_batch_rows and on "
+            "the number of ranks, which must not change a run. Set this dropout to 0 in the "
+            "model's config.json, or accept the dependence with train.optimisations.dropout=false."
         )
 
 

@@ -189,7 +189,7 @@ def planned(plan: object, arguments: Mapping[str, Any]) -> Any:
     """
     if arguments.get("s_aux") is not None:
         raise NotImplementedError(
-            "its attention has sinks, which are not computed here"
+            "its attention uses sinks, which Toque does not support"
         )
     return PLAN.get() if plan is None else plan
 

@@ -150,9 +150,9 @@ class ConstraintCompiler:
         ]
         if missing:
             raise ConfigError(
-                f"This model's vocabulary cannot encode {' '.join(missing[:20])}, which JSON of "
-                "this schema needs. Use a model with another tokenizer, or generate without a "
-                "schema."
+                f"This model's vocabulary cannot encode {' '.join(missing[:20])}, which JSON "
+                "output with this schema needs. Use a model with another tokenizer, or generate "
+                "without a schema."
             )
 
     def _can_encode(self, character: str) -> bool:
@@ -248,9 +248,9 @@ def _check_size(schema: Mapping[str, Any], text: str) -> None:
         )
     if _count_remainders(schema) > _MAX_REMAINDERS:
         raise ConfigError(
-            f"The JSON schema's multipleOf values have more than {_MAX_REMAINDERS:,} "
-            "remainders together, which needs too much memory. Use smaller or rounder numbers, "
-            "or remove multipleOf and check each answer yourself."
+            f"The JSON schema's multipleOf values have more than {_MAX_REMAINDERS:,} remainders in "
+            "total, which needs too much memory. Use smaller or rounder numbers, or remove "
+            "multipleOf and check each answer yourself."
         )
 
 
@@ -342,7 +342,8 @@ def _convert_vocabulary(codec: TextCodec) -> LLTokenizer:
     except ValueError as error:
         raise ConfigError(
             f"llguidance does not support this model's tokenizer: {error}. Constrained generation "
-            "needs a byte-level, SentencePiece BPE or unigram vocabulary. Generate without a form."
+            "needs a byte-level, SentencePiece BPE or unigram vocabulary. Generate without "
+            "constraints."
         ) from error
     if not drops_spaces and codec.newline_id is None:
         return tokens

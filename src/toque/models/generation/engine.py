@@ -318,7 +318,7 @@ def _limit_answers(
     largest = max((max(prompt) for prompt in prompts), default=0)
     if largest >= vocabulary_size:
         raise ConfigError(
-            f"A prompt contains token {largest}, but the model's last token is "
+            f"A prompt contains token id {largest}, but the model's last token id is "
             f"{vocabulary_size - 1}. The tokenizer is damaged or belongs to another model. Restore "
             "the tokenizer that the model was trained with."
         )

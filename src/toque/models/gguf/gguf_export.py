@@ -191,9 +191,9 @@ def _check_texts(
     n_different = len(texts) - _count_equal(texts, expected)
     if n_different:
         raise CheckpointError(
-            f"The GGUF file of {source} generates other tokens than the model for {n_different} "
-            f"of {len(texts)} prompts, so it was deleted. Try another type than {kind}, or format "
-            "hf, and please report this bug."
+            f"The GGUF file of {source} generates different tokens from the model for "
+            f"{n_different} of {len(texts)} prompts, so it was deleted. Try a type other than "
+            f"{kind}, or format hf, and please report this bug."
         )
 
 
@@ -285,8 +285,8 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
     expected = list(stored_weights(model))
     if sorted(tensors) != sorted(stored.name for stored in expected):
         raise CheckpointError(
-            f"{path} has other weights than were written. Please report this bug, and export the "
-            "model with format hf."
+            f"{path} contains different weights from the exported model. Please report this bug, "
+            "and export the model with format hf."
         )
     for stored in expected:
         tensor = tensors[stored.name]

@@ -296,8 +296,8 @@ def _refuse_rewriting(state: Mapping[str, Any]) -> None:
 
 def _unsupported(tokenizer: str) -> ConfigError:
     return ConfigError(
-        f"The model's tokenizer is {tokenizer}. Toque does not write this kind as GGUF. Export the "
-        "model with format hf."
+        f"The model's tokenizer is {tokenizer}. Toque cannot write this kind of tokenizer as GGUF. "
+        "Export the model with format hf."
     )
 
 

@@ -154,12 +154,12 @@ def _check_rotary_columns(config: Any) -> None:
     rotated = int(width * rotary.get("partial_rotary_factor", 1.0))
     if rotated > width:
         raise ConfigError(
-            f"model.shape makes heads with {width} columns, but RoPE would rotate {rotated}. Set "
+            f"model.shape gives each head {width} dimensions, but RoPE would rotate {rotated}. Set "
             "rotary_pct or partial_rotary_factor to at most 1."
         )
     if rotated % 2 or not rotated:
         raise ConfigError(
-            f"model.shape makes {heads} heads with {width} columns, and RoPE would rotate "
+            f"model.shape gives each of {heads} heads {width} dimensions, and RoPE would rotate "
             f"{rotated} of them. This number must be even and positive. Use fewer heads or a "
             "larger hidden_size."
         )
@@ -250,9 +250,9 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
     if missing and family.name in _DEFAULTS_TOO_LARGE:
         model, size = _DEFAULTS_TOO_LARGE[family.name]
         raise ConfigError(
-            f"model.shape lacks {', '.join(missing)}. The defaults of a {family.name} model are "
-            f"the sizes of {model}, {size} of weights. Values for a small model: hidden_size=256, "
-            "intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8."
+            f"model.shape does not set {', '.join(missing)}. The default sizes of a {family.name} "
+            f"model are the sizes of {model} ({size} of weights). Values for a small model: "
+            "hidden_size=256, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8."
         )
 
 

@@ -161,7 +161,7 @@ def refuse_push(name: str) -> None:
 
     shown = argument(f"push_to={name}")
     if "/" not in name or not _names_repository(name):
-        raise ConfigError(f"{shown} must be a repository of the hub: owner/name.")
+        raise ConfigError(f"{shown} must name a repository on the hub, as owner/name.")
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(
             f"{shown} needs the network, but HF_HUB_OFFLINE is set. Unset it."

@@ -43,8 +43,8 @@ def read_config_json(folder: Path) -> dict[str, Any]:
         n_bytes = file.stat().st_size
         if n_bytes > _MAX_BYTES:
             raise CheckpointError(
-                f"{file} has {n_bytes:,} bytes. The limit for a config.json is {_MAX_BYTES:,}. "
-                f"{_DAMAGED}"
+                f"{file} has {n_bytes:,} bytes. The limit for a config.json is {_MAX_BYTES:,} "
+                f"bytes. {_DAMAGED}"
             )
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
@@ -53,7 +53,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(raw, dict):
         raise CheckpointError(
-            f"{file} must contain an object, not a {type(raw).__name__}. Copy it again."
+            f"{file} must contain a JSON object, not a {type(raw).__name__}. Copy it again."
         )
     return raw
 
@@ -67,7 +67,7 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
     if raw.get("quantization_config") is not None:
         raise CheckpointError(
             f"{file} has a quantization_config, but Toque reads weights of 16 or 32 bits only. Use "
-            "the model that was quantised."
+            "the original, unquantised model."
         )
     _check_token_entries(raw, file)
     entries = _size_entries(raw)
@@ -269,8 +269,8 @@ def _weight_files(folder: Path) -> list[Path]:
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
     if pickles:
         raise CheckpointError(
-            f"{folder} has weights only as pickles ({', '.join(pickles)}), which can run any code "
-            "when they are loaded. Toque does not read pickles. Use a checkpoint with "
+            f"{folder} has weights only as pickles ({', '.join(pickles)}), which can run arbitrary "
+            "code when they are loaded. Toque does not read pickles. Use a checkpoint with "
             "model.safetensors, or convert this one on a machine you trust: from_pretrained, then "
             "save_pretrained."
         )

@@ -214,9 +214,9 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
     limit = max(MAX_ROWS, 2 * old)
     if vocab_size > limit:
         raise CheckpointError(
-            f"The tokenizer or an adapter's record requests {vocab_size:,} rows of the embedding, "
-            f"but the model has {old:,} and at most {limit:,} are allowed. The file is damaged or "
-            "belongs to another model."
+            f"The tokenizer or an adapter's record requires {vocab_size:,} embedding rows, but the "
+            f"model has {old:,} and at most {limit:,} are allowed. The file is damaged or belongs "
+            "to another model."
         )
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():

@@ -189,7 +189,7 @@ def import_peft() -> Any:
         import peft
     except ImportError as error:
         raise ConfigError(
-            "The section adapter needs the package peft. Install it with `pip install "
+            "The section `adapter` needs the package peft. Install it with `pip install "
             "'peft>=0.21,<0.23'`, or train all weights with adapter=null."
         ) from error
     return peft

@@ -141,9 +141,9 @@ def _list_steps(
     remote = _newest_manifest(bucket, steps)
     if remote is not None and remote.data_fingerprint != local.data_fingerprint:
         raise CheckpointError(
-            f"{bucket.address} has a run with other training data (fingerprint "
-            f"{remote.data_fingerprint[:12]}) than {run} ({local.data_fingerprint[:12]}). "
-            "Choose another checkpoint.upload, or another run_dir."
+            f"{bucket.address} has a run with different training data (fingerprint "
+            f"{remote.data_fingerprint[:12]}) than {run} ({local.data_fingerprint[:12]}). Choose "
+            "another checkpoint.upload, or another run_dir."
         )
     return names, steps, local
 

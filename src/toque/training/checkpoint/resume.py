@@ -111,9 +111,9 @@ class TrainerState:
         saved_base = state.get("base_sha256")
         if saved_base != base:
             raise CheckpointError(
-                f"{checkpoint.path} has an adapter for other frozen weights (hash {saved_base}) "
-                f"than the model in model.start_from ({base}). Restore that model to continue, or "
-                "start a new run folder."
+                f"{checkpoint.path} has an adapter for frozen weights with hash {saved_base}, but "
+                f"the model in model.start_from has hash {base}. Restore that model to continue, "
+                "or start a new run folder."
             )
         try:
             trainer_state = cls._parse(state, checkpoint)
@@ -255,7 +255,7 @@ def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
     if not all(sees_probe):
         blind = ", ".join(str(rank) for rank, sees in enumerate(sees_probe) if not sees)
         raise CheckpointError(
-            f"Rank {blind} does not see the files of rank 0 in {folder}. Put run_dir on a file "
+            f"Rank {blind} cannot see the files of rank 0 in {folder}. Put run_dir on a file "
             "system that all machines share. If run_dir is a bucket, set TOQUE_CACHE to a shared "
             "folder on every machine, because the working files are there."
         )

@@ -131,7 +131,9 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
 
     seal = check_seal(text)
     if seal == "absent":
-        raise CheckpointError(f"{path} is damaged: it has no hash of itself ({KEY}).")
+        raise CheckpointError(
+            f"{path} is damaged: it does not contain its own hash ({KEY})."
+        )
     if seal != "whole":
         raise CheckpointError(
             f"{path} is damaged: its content does not match its {KEY}."
@@ -174,7 +176,7 @@ def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool) -> None:
     path = folder / entry.file
     try:
         if path.is_symlink() or not path.is_file():
-            raise CheckpointError(f"{path} is missing or is not a plain file.")
+            raise CheckpointError(f"{path} is missing or is not a regular file.")
         size = path.stat().st_size
         if size != entry.bytes:
             raise CheckpointError(

@@ -273,7 +273,7 @@ class CheckpointStore:
             # Not a SaveError, because the run must end.
             raise CheckpointError(
                 f"Another process has taken over {self.folder}, because this process did not renew "
-                "its lock in time: it was paused, or the disk did not answer. Earlier checkpoints "
+                "its lock in time: it was paused, or the disk did not respond. Earlier checkpoints "
                 "are intact, and the other process continues the run."
             )
         try:

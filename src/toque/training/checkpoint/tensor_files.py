@@ -70,7 +70,7 @@ class CutTensor(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.dtype!r:.40} is not a dtype")
         if self.dim and self.dim >= len(self.shape):
             raise ValueError(
-                f"it is cut along dimension {self.dim} of {len(self.shape)}"
+                f"it is split along dimension {self.dim}, but has {len(self.shape)} dimensions"
             )
         end = 0
         for file, start, stop in self.slices:
@@ -78,7 +78,7 @@ class CutTensor(msgspec.Struct, frozen=True):
                 raise ValueError(f"a slice is in file {file} of {n_files}")
             if start != end or stop < start:
                 raise ValueError(
-                    f"after {end:,} comes the slice from {start:,} to {stop:,}"
+                    f"the slice after {end:,} is from {start:,} to {stop:,}"
                 )
             end = stop
         # A scalar is one slice, [0, 1).
@@ -273,7 +273,7 @@ def read_sharded(
                 read = partial(_join_region, key, tensor, open_file)
                 tensors[name] = _read_like(like(name), tensor.shape, read)
     if not tensors:
-        raise CheckpointError(f"{folder} has no tensors of the {stem}.")
+        raise CheckpointError(f"{folder} has no tensors for the {stem}.")
     return tensors
 
 

@@ -160,8 +160,8 @@ class Uploads:
         if self._is_lost_now():
             raise RunBucketError(
                 f"Another process has taken over {self._bucket.address}, because this process did "
-                "not renew its lock in time: the computer slept, or had no network. Nothing more "
-                f"was uploaded. The saved files are in {self._run}, and the other process "
+                "not renew its lock in time: the computer was asleep or had no network. Nothing "
+                f"more was uploaded. The saved files are in {self._run}, and the other process "
                 "continues the run. Wait for it, or stop it and start this command again to "
                 "continue from the newest checkpoint."
             )

@@ -214,8 +214,8 @@ class LaunchedRanks:
             if self._signal is not None:
                 return 128 + self._signal  # the shell's convention
             raise RankLost(
-                f"{message}, out of memory perhaps (see `dmesg`). All ranks stop. The last "
-                "checkpoint is intact, and the same command continues from it."
+                f"{message}, possibly because memory ran out (see `dmesg`). All ranks stop. The "
+                "last checkpoint is intact, and the same command continues from it."
             )
         for code in codes:
             if code > 0 and code != Interrupted.exit_code:

@@ -118,9 +118,10 @@ def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
         )
     except (RuntimeError, ValueError) as error:
         raise RankLost(
-            f"Rank {rank} of {world_size} cannot join the others: {str(error).splitlines()[0]}. "
-            f"Start all ranks together, e.g. `{_START_COMMAND}`. With several machines, set the "
-            "same MASTER_ADDR and MASTER_PORT on all of them, and check that they can reach it."
+            f"Rank {rank} of {world_size} cannot join the other ranks: "
+            f"{str(error).splitlines()[0]}. Start all ranks together, e.g. `{_START_COMMAND}`. "
+            "With several machines, set the same MASTER_ADDR and MASTER_PORT on all of them, and "
+            "check that they can reach it."
         ) from error
 
     failures = RankFailures(

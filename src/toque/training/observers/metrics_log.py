@@ -366,7 +366,7 @@ class MetricsLog(Callback):
             self._warned_of_peak = True
             self.on_warning(
                 at,
-                f"the share of the peak (mfu) is not recorded: {self.peak.too_low_message}. "
+                f"model FLOPs utilisation (mfu) is not recorded: {self.peak.too_low_message}. "
                 "Training itself is not affected",
             )
         return None

@@ -217,7 +217,7 @@ def _parse_requests(returned: Any) -> Requests | None:
     for name in names:
         if name not in REQUESTS:
             raise ValueError(
-                f"it returned {name!r}. It must return None, or one or a list of "
+                f"it returned {name!r}. It must return None, or one or more of "
                 f"{', '.join(REQUESTS)}"
             )
     stop = "stop" in names
@@ -425,8 +425,8 @@ class Overfitting(Callback):
             self.warn(
                 at,
                 f"the held-out loss ({held_out_loss:.4f}) is {gap:.0%} above the training loss "
-                f"({training_loss:.4f}): the model memorises its examples. Use more data, fewer "
-                "epochs (train.early_stopping), dropout, or a smaller model or adapter",
+                f"({training_loss:.4f}): the model is memorising its examples. Use more data, "
+                "fewer epochs (train.early_stopping), dropout, or a smaller model or adapter",
             )
         self._warned = gap > MAX_LOSS_GAP
 

@@ -94,7 +94,9 @@ def build_optimizer(
     }
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
-        raise ConfigError("The model has no trainable parameter: everything is frozen.")
+        raise ConfigError(
+            "The model has no trainable parameters: all weights are frozen."
+        )
 
     table_ids = _ids_of_tables(model)
     large = [p for p in trained if p.ndim >= 2]
@@ -136,7 +138,7 @@ def _build_custom_optimizer(
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
                 f"optim.name is {name}, which returned a {type(optimizer).__name__}. It must "
-                "return a torch.optim.Optimizer of its first argument, the parameter groups."
+                "return a torch.optim.Optimizer for its first argument, the parameter groups."
             )
         return optimizer
 
@@ -155,7 +157,7 @@ def _build_custom_optimizer(
 
     if problem is not None:
         raise ConfigError(
-            f"optim.name is {name}, with which a run cannot continue from a checkpoint: in a "
+            f"optim.name is {name}, which does not support continuing from a checkpoint: in a "
             f"trial, {problem}. A checkpoint stores only tensors and numbers in state[parameter], "
             "and their sizes must follow from the parameter's size. Use an optimizer that stores "
             "all of its state there, e.g. torch.optim:NAdam, adamw, adafactor, muon or adamw8bit."

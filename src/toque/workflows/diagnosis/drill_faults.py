@@ -164,7 +164,7 @@ class FaultTests:
         end = time.monotonic()
         if code != 0:
             raise CheckpointError(
-                f"The run does not train here even undisturbed (exit code {code}): "
+                f"The run fails here even without faults (exit code {code}): "
                 f"{session.last_lines()} Fix this first, and start the drill in the folder where "
                 "you started the run."
             )

@@ -99,7 +99,7 @@ class UpdateCheck:
         if names:
             raise CheckFailed(
                 f"The update computed as {', '.join(names)} differs from transformers by more than "
-                "rounding. Do not train this way (see train.pack, train.compile, "
+                "rounding error. Do not train this way (see train.pack, train.compile, "
                 "train.precision), and please report this table with your versions."
             )
 

@@ -350,7 +350,7 @@ def _refuse_early(
         )
     if file.exists() and not replace:
         raise ConfigError(
-            f"{file} exists and may have your changes. Name another file with {argument('to')}, "
+            f"{file} exists and may contain your changes. Name another file with {argument('to')}, "
             f"or overwrite it with {argument('replace=True')}."
         )
 

@@ -345,9 +345,9 @@ def parse_run_time(text: str) -> Duration:
         duration = None
     if duration is None or not duration.seconds:
         raise ConfigError(
-            f'{argument("for_")} must be a time such as "20 minutes" or "1 hour", or tonight '
-            f'({TONIGHT}), not "{text}". To train for a number of epochs, change '
-            "train.stop_after in the file that init writes."
+            f'{argument("for_")} must be a time such as "20 minutes" or "1 hour", or "tonight" '
+            f'({TONIGHT}), not "{text}". To train for a number of epochs, change train.stop_after '
+            "in the file that init writes."
         )
     return replace(duration, total=True)
 

@@ -111,10 +111,10 @@ class OpenedModel:
         differences = tokenizer_differences(codec, self.codec, texts)
         if differences:
             raise DataError(
-                f"The store {store.path} was prepared with another tokenizer ({stored.name}) "
-                f"than the model ({self.codec.name}): {'; '.join(differences)}. "
-                '("One" is the store\'s tokenizer, "the other" the model\'s.) Prepare a store with '
-                "model.tokenizer set to the model."
+                f"The store {store.path} was prepared with the tokenizer {stored.name}, which "
+                f"differs from the model's tokenizer {self.codec.name}: {'; '.join(differences)}. "
+                '("One" is the store\'s tokenizer, "the other" the model\'s.) Prepare a store '
+                "with model.tokenizer set to the model."
             )
 
 

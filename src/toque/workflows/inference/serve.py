@@ -205,7 +205,7 @@ def _find_runs(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
     folder = model_folder(watched)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(
-            f"{folder} is a file. Name a run, or a folder that holds runs."
+            f"{folder} is a file. Name a run, or a folder that contains runs."
         )
     if not folder.exists():
         reporter.notice(
@@ -217,6 +217,6 @@ def _find_runs(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
         if (folder / name).is_file():
             raise ConfigError(
                 f"{folder} is {kind} ({name}), not a run. Name a run such as runs/my, or the "
-                "folder that holds your runs."
+                "folder that contains your runs."
             )
     return RunFinder(folder), _LOCAL_INTERVAL

@@ -103,8 +103,8 @@ def _set_local_files_aside(
     except OSError as error:
         raise CheckpointError(
             f"Checkpoints after step {after} cannot be moved from {run} to {target}: "
-            f"{error.strerror}. {len(moved)} were moved. Check that you may write there, and "
-            "repeat the command."
+            f"{error.strerror}. {len(moved)} were moved. Check that you may write there, and run "
+            "the command again."
         ) from error
     return moved, final_files
 

@@ -73,8 +73,8 @@ def refuse_another_base(checkpoint: Checkpoint, base: str | None) -> None:
     if recorded != base:
         raise CheckpointError(
             f"{checkpoint.path} was trained with other frozen weights (SHA-256 {recorded}, now "
-            f"{base}; None means no adapter), so it does not work with these. Set model.start_from "
-            "and adapter as in that run."
+            f"{base}; None means no adapter), so it cannot be used with the current weights. Set "
+            "model.start_from and adapter as in that run."
         )
 
 
@@ -97,9 +97,9 @@ def _refuse_another_tokenizer(
     differing = tokenizer_differences(load_codec(folder), store.codec())
     if differing:
         raise CheckpointError(
-            f"{checkpoint.path} was trained with another tokenizer (the one) than {store.path} has "
-            f"(the other): {'; '.join(differing)}. Prepare another store with the checkpoint's "
-            f"tokenizer: {in_shell(f'model.tokenizer={folder}')} data.store=stores/another."
+            f'{checkpoint.path} was trained with another tokenizer ("one") than {store.path} '
+            f'("the other"): {"; ".join(differing)}. Prepare another store with the tokenizer of '
+            f"the checkpoint: {in_shell(f'model.tokenizer={folder}')} data.store=stores/another."
         )
 
 

@@ -91,9 +91,9 @@ def find_task(name: str, record: Provenance, model: str | Path) -> Task | OwnTas
     else:
         reason = f"it was trained on {record.form}, which have no tasks"
     raise ConfigError(
-        f"{model} did not learn {argument(f'task={name}')}: {reason}. Its answers would be random. "
-        "Train a model with the task (docs/guides/tasks-and-curriculum.md), or ask in your own "
-        f"words, without {argument('task')} or with {argument('choices')}."
+        f"{model} was not trained for {argument(f'task={name}')}: {reason}. Its answers would be "
+        "random. Train a model with the task (docs/guides/tasks-and-curriculum.md), or ask in your "
+        f"own words, without {argument('task')} or with {argument('choices')}."
     )
 
 

@@ -132,9 +132,9 @@ def _read_record(
     lacks_title = not isinstance(title, str) and task != "title"
     if task is None or isinstance(task, OwnTask) or lacks_title:
         raise DataError(
-            f'{where} has no "prompt" and, for a recipe or a {argument("task")}, no "title". '
-            'Write {"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": '
-            '["..."]} on each line.'
+            f'{where} has no "prompt", and no "title" for a recipe or a {argument("task")}. Write '
+            '{"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": ["..."]} on '
+            "each line."
         )
     recipe = Recipe(
         title if isinstance(title, str) else "",
