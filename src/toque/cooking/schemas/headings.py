@@ -215,7 +215,7 @@ def _is_heading(step: str, following: str, max_chars: int) -> bool:
 
 
 def _is_name_of_part(step: str, following: str) -> bool:
-    """Return whether a line names the product of the next line, if most long steps end with a stop."""
+    """Return whether a line names the product of the next line, if most long steps have a stop."""
     if following[-1] not in _STOPS or not following[:1].isupper():
         return False
     if len(following) <= len(step):

@@ -277,7 +277,7 @@ def _may_be_name(text: str) -> bool:
 
 
 def _without_wrappers(layout: FileLayout) -> FileLayout:
-    """Return the layout with the recipes inside wrappers such as {"recipe": {...}} as its sample."""
+    """Return the layout with recipes inside wrappers such as {"recipe": {...}} as its sample."""
     sample = tuple(dict(unwrapped(record)) for record in layout.sample)
     if sample == layout.sample:
         return layout
