@@ -92,7 +92,7 @@ def test_a_folder_that_was_there_is_left_there(say, own_kitchen):
 UNFIT = [
     (
         "model.shape={n_embd: 16, n_layer: 1, n_head: 2, n_positions: 128}",
-        "128 positions",
+        "context length is 128 tokens",
     ),
     (
         "model.shape={n_embd: 16, n_layer: 1, n_head: 3}",
@@ -146,7 +146,7 @@ def test_a_model_folder_is_known_as_well(say, own_kitchen):
     )
     code, said = say("prepare", "my.yaml", *words, *longer, "data.store=newer")
     assert code == 2
-    assert "100 positions" in said
+    assert "context length is 100 tokens" in said
 
 
 def test_a_model_that_is_not_here_is_not_known(say):
