@@ -11,12 +11,12 @@ from typing import Any, Final
 from toque.cooking.schemas.object_keys import (
     INGREDIENT,
     NOT_READ,
-    NUMBERED,
     STEP,
     Keys,
     UnreadPaths,
     has_letter,
     is_label,
+    number_of,
     usable_text,
 )
 from toque.cooking.schemas.object_measures import MeasureReader
@@ -187,8 +187,8 @@ def _schema_type(value: Mapping[Any, Any]) -> str:
 
 def _by_number(names: list[str]) -> list[str]:
     """Sort names by number if all have a number, such as "step 2"."""
-    matches = [NUMBERED.fullmatch(name) for name in names]
-    numbers = [int(match[1][:_MAX_DIGITS]) for match in matches if match]
+    digits = filter(None, map(number_of, names))
+    numbers = [int(number[:_MAX_DIGITS]) for number in digits]
     if len(numbers) < len(names):
         return names
     numbered = sorted(zip(numbers, names, strict=True), key=itemgetter(0))
