@@ -122,7 +122,7 @@ class CurriculumConfig(Config):
 
 
 class SpanCorruptionConfig(Config):
-    """T5's pretraining: predict removed parts of a text (docs/guides/prepare-data.md)."""
+    """T5's pretraining objective: predict masked spans of a text (docs/guides/prepare-data.md)."""
 
     density: Annotated[float, Field(gt=0, le=0.5)] = 0.15
     """Share of a text's tokens that are removed."""

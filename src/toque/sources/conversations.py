@@ -113,7 +113,7 @@ class ConversationReader:
     def _example_of(
         self, record: Mapping[str, Any], notes: Counter[str]
     ) -> Example | str:
-        """Make the example of a record, or return the reason for dropping the record."""
+        """Build an example from a record, or return the reason for dropping the record."""
         turns = self._turns_of_texts(record, notes)
         if isinstance(turns, str):
             return turns

@@ -41,7 +41,7 @@ _MAX_NAME_CHARS = 100
 MAX_CHARS = 600
 """Maximum length of a text in a report, in characters. A record may have megabytes."""
 PER_REASON = 5
-"""Maximum number of dropped records per reason with a text in the report."""
+"""Maximum number of dropped records per reason with their text in the report."""
 Raw = dict[str, Any] | str
 """Fields of a record by name, or the reason why it cannot be read."""
 Numbered = Iterator[tuple[int, Raw]]

@@ -523,8 +523,8 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
         # The message does not show the name, because some tools accept KEY:SECRET@ before it.
         raise use.error(
             f"{use.setting} has no valid bucket name. An address is {scheme}://BUCKET/FOLDER/ or "
-            f"{scheme}://BUCKET/NAME. Patterns are allowed after the bucket name. Keys are not "
-            "allowed."
+            f"{scheme}://BUCKET/NAME. Patterns are allowed after the bucket name. Credentials "
+            "are not allowed."
         )
     return Bucket(scheme, path, *_open_file_system(scheme, use), use, Retry(deadline))
 

@@ -209,7 +209,7 @@ class Trainer:
     def step(
         self, planned: Step, batch: Batch | None = None, *, started: float | None = None
     ) -> StepInfo:
-        """Make one update. Its result does not depend on micro-batch size and world size.
+        """Run one update. Its result does not depend on the micro-batch size or the world size.
 
         Args:
             planned: Data of the update, with its position.

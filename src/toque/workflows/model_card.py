@@ -73,7 +73,7 @@ class FinishedRun:
 
 
 def resolve_auto_values(config: RunConfig, model: PreTrainedModel) -> RunConfig:
-    """Replace the values `auto` of a configuration by the values of the model."""
+    """Replace `auto` values in a configuration with the model's values."""
     family = family_of(model.config)
     name = "auto" if family == CAUSAL else family.name
     changes: dict[str, Any] = {

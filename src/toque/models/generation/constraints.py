@@ -280,7 +280,7 @@ def _literals(schema: Mapping[str, Any]) -> str:
 def _count_remainders(schema: Mapping[str, Any]) -> int:
     """Count the possible remainders of a number divided by all `multipleOf` values of a schema.
 
-    The count is the least common multiple of the values' digits. Powers of ten are free.
+    The count is the least common multiple of the values' digits. Powers of ten are ignored.
 
     >>> _count_remainders({"allOf": [{"multipleOf": 0.25}, {"multipleOf": 3000}]})
     75

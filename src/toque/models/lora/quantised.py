@@ -127,7 +127,7 @@ class Outlined:
     def matrix(
         self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype
     ) -> Tensor:
-        """Allocate the dequantised matrix, and nf4's float32 scales while it is computed."""
+        """Allocate the dequantised matrix, and temporary float32 scales for nf4."""
         scales = parts["scales"].float()
         return torch.empty(shape, dtype=dtype, device=scales.device)
 

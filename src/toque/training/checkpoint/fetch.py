@@ -110,7 +110,7 @@ def fetch_model(bucket: Bucket, at: str, run: Path) -> None:
             f"checkpoints/{step}" for step in complete_steps(names, "checkpoints")
         ]
         raise RunBucketError(
-            f"{bucket.address} has no complete {at} or no {CONFIG}. It has "
+            f"{bucket.address} lacks {CONFIG} or a complete {at}. It has "
             f"{', '.join(sorted(steps)) or 'no checkpoint yet'}."
         )
 

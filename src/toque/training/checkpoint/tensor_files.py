@@ -236,7 +236,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
-    """Count the bytes of tensors. A DTensor counts with its full size."""
+    """Count the bytes of tensors. A DTensor counts at its full (global) size."""
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 

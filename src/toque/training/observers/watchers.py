@@ -317,7 +317,8 @@ def _build_callback(foreign: ForeignCode, path: str) -> object:
     except Exception as error:
         raise ConfigError(
             f"{setting} names {path}, which raised {type(error).__name__} when Toque called it "
-            f"without arguments: {error}. Read its settings from its module or the environment."
+            f"without arguments: {error}. The class must take its settings from its module or "
+            "the environment."
         ) from error
     return callback
 

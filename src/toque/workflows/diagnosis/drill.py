@@ -201,7 +201,7 @@ def _open_scratch(folder: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 def convert_times_to_steps(config: RunConfig, min_steps: int) -> list[str]:
-    """Return overrides that replace each second of a learning-rate schedule by a step.
+    """Return overrides that replace each second of a learning-rate schedule with a step.
 
     The run then has at least `min_steps` steps, and every part of its schedule is shorter.
     """

@@ -1,4 +1,4 @@
-"""Reader of the prompts of a call and of a file."""
+"""Reader of prompts from arguments and from a file."""
 
 from __future__ import annotations
 
