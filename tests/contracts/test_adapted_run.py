@@ -135,7 +135,7 @@ def test_a_run_with_everything_on(
         "model.shape={}",
     ]
     assert main(["train", str(kitchen / "run.yaml"), *words, *EVERYTHING]) == 4
-    assert "other frozen weights" in capfd.readouterr().err
+    assert "frozen weights with hash" in capfd.readouterr().err
     assert main(["generate", str(whole), *asked]) == 4
     assert "trained on weights that differ" in capfd.readouterr().err
 

@@ -117,7 +117,9 @@ BLOCKS = [{}, *flex_attention._FORWARD, *flex_attention._BACKWARD]
 def test_kernels_of_all_blocks_that_fit_compute_the_definition(device, blocks):
     by = {**flex_attention._TORCH_BLOCKS, **blocks}
     try:
-        apart = flex_attention._error(device, torch.bfloat16, 64, by, biased=True)
+        apart = flex_attention._largest_error(
+            device, torch.bfloat16, 64, by, biased=True
+        )
     except RuntimeError as error:
         if "Required" not in str(error):
             raise

@@ -94,7 +94,7 @@ def test_a_full_queue_answers_429_with_when_to_try_again(gpt2, serving):
         never = ask(address, prompt=["rice"] * 61)
         assert never.status == 400
         assert (
-            "generates and queues 60 at a time"
+            "generates and queues at most 60 at a time"
             in json.loads(never.body)["error"]["message"]
         )
 

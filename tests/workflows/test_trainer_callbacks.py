@@ -94,6 +94,6 @@ def test_early_stopping_counts_through_a_resume_and_the_printer_prints(config, c
 
 def test_events_that_no_run_has_are_refused(config):
     with pytest.raises(
-        ConfigError, match="ProgressCallback has on_predict, on_prediction_step,"
+        ConfigError, match="ProgressCallback overrides on_predict, on_prediction_step,"
     ):
         toque.train(config, callbacks=[ProgressCallback()])

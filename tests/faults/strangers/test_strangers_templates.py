@@ -116,7 +116,7 @@ def test_one_child_answers_every_request_until_it_has_to_be_ended(
     first = child()
     assert asked("x" * 50_000)[-1] == codec.eos_id
     with pytest.raises(
-        DataError, match="60,000,017 characters, but 65,568 is the limit"
+        DataError, match="60,000,017 characters, but the limit is 65,568"
     ):
         asked("long")
     assert child() == first
