@@ -124,9 +124,8 @@ _AMOUNT_WITH_UNIT: Final = re.compile(
     re.IGNORECASE,
 )
 _MIN_AMOUNTS: Final = 4  # minimum amounts in a line that contains a list
-_MIN_UNITS: Final = (
-    3  # minimum amounts with units in a line that contains a list and a choice
-)
+# Minimum amounts with units in a line that contains a list and a choice
+_MIN_UNITS: Final = 3
 _MIN_LIST_CHARS: Final = 60  # minimum characters of such a line
 _PREPARING: Final = (PREPARED | ADVERBS | {"and", "or", "juice", "peel", "reserved", "skin"}) - {
     "ground", "dried", "smoked", "mixed",

@@ -50,9 +50,8 @@ _BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
 _INGREDIENTS: Final = re.compile(r"\W*ingredients?\W*", re.IGNORECASE)
 # Maximum characters of a heading, unless a heading precedes every paragraph.
 _SHORT: Final = 40
-_MIN_STOPS: Final = (
-    0.75  # minimum share of longer lines with a full stop, see `_find_headings`
-)
+# Minimum share of longer lines with a full stop, see `_find_headings`
+_MIN_STOPS: Final = 0.75
 _STOPS: Final = frozenset('.!?)]…"”')
 _SENTENCE_ENDS: Final = frozenset(".!?")
 _DIGIT: Final = re.compile(r"\d(?!(?:st|nd|rd|th) )")

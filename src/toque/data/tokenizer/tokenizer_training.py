@@ -40,9 +40,8 @@ MAX_WORD_CHARS = 1000
 WORDS_CUT = "toque_words_cut"
 """Setting of the tokenizer folder with the number of longer words."""
 _WORD = re.compile(r"\S+|\s+")
-_SPARE_SHARE = (
-    16  # one spare piece per 16 pieces, because some trained pieces are dropped
-)
+# One spare piece per 16 pieces, because some trained pieces are dropped
+_SPARE_SHARE = 16
 _MAX_WAITS = 1000  # milliseconds
 _T = TypeVar("_T")
 
