@@ -22,7 +22,6 @@ from toque.sources.conversations import (
 )
 from toque.sources.documents import PairReader
 from toque.sources.file_kinds import FileJudge
-from toque.sources.layouts import RefusedFileError
 from toque.sources.records import BlockExamples, Located, RecordReader, Turn
 
 TURNS = [Turn("user", "Which rice?"), Turn("assistant", "Arborio.")]
@@ -264,15 +263,6 @@ def test_conversations_with_one_opening_stay_on_one_side(tmp_path):
     one, two = found.examples
     assert one.key == two.key
     assert one.record_key != two.record_key
-
-
-def test_preference_pairs_are_refused_in_words(tmp_path):
-    record = {"prompt": "Which rice?", "chosen": "Arborio.", "rejected": "None."}
-    with pytest.raises(
-        RefusedFileError, match=r"preference pairs.*chosen.*rejected"
-    ) as refused:
-        read([record], tmp_path)
-    assert "columns: {messages: chosen}" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -395,10 +395,6 @@ def lines_of(file: str, records: list[dict[str, object]]) -> str:
                 "--columns prompt=question --columns target=answer without"
             ),
         ),
-        (
-            {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "--columns messages=chosen if they",
-        ),
     ],
 )
 def test_unknown_columns_are_to_be_named_by_the_flag(

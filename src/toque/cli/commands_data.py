@@ -213,8 +213,9 @@ def init(
             the tokenizer of --start-from.
         encoding: encoding of text files, e.g. cp1252 or latin-1 for an old export.
         columns: PART=FIELD, e.g. prompt=question, or a template over fields, e.g. "prompt=Q:
-            {question} {hint}". Use it once per part: prompt, target, text, messages, system, title,
-            ingredients, steps. For a line break, write a backslash and an n.
+            {question} {hint}". Use it once per part: prompt, target, chosen, rejected, text,
+            messages, system, title, ingredients, steps. For a line break, write a backslash and an
+            n.
         replace: overwrite an existing file.
     """
     from toque.workflows.first_config.init import init as workflow

@@ -259,8 +259,9 @@ TaskName = Literal[
 ]
 """Task of a recipe. `toque.cooking.prompts` has a table of their prompts."""
 ColumnPart = Literal[
-    "title", "ingredients", "steps", "text", "prompt", "target", "messages", "system"
-]
+    "title", "ingredients", "steps", "text", "prompt", "target", "chosen", "rejected",
+    "messages", "system",
+]  # fmt: skip
 """Part of a record that `columns` can map to a field of a source."""
 OwnTaskName = Annotated[
     str,

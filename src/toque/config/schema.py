@@ -117,7 +117,9 @@ class FilesConfig(Config):
     {prompt: question, target: answer}; these texts are not changed. A prompt of several fields is
     a list, {prompt: [question, context], target: answer}, or a template,
     "Q: {question} Context: {context}". Conversations: {messages: messages}, a list of messages, or
-    {system: role, prompt: question, target: answer} for conversations of one answer."""
+    {system: role, prompt: question, target: answer} for conversations of one answer. Preference
+    pairs: {prompt: question, chosen: better, rejected: worse}; without prompt if both answers
+    contain it."""
     max_files: Annotated[int, Field(ge=1)] | None = None
     """Maximum number of files to read, the first ones by name. Other files in a bucket are not
     downloaded. null: all."""

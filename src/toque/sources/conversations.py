@@ -121,17 +121,17 @@ class ConversationReader:
         # Messages in several fields are a prompt and, in the last field, its completion.
         *prompt_fields, last = self._fields.get("messages", ("",))
         for name in prompt_fields:
-            prompt = _turns_of(record.get(name), notes)
+            prompt = read_turns(record.get(name), notes)
             if isinstance(prompt, str):
                 return prompt
             turns += [_exclude_answer(turn, notes) for turn in prompt]
         if last:
-            messages = _turns_of(record.get(last), notes)
+            messages = read_turns(record.get(last), notes)
             if isinstance(messages, str):
                 return messages
             turns += messages
 
-        return _example(turns, notes)
+        return conversation_example(turns, notes)
 
     def _turns_of_texts(
         self, record: Mapping[str, Any], notes: Counter[str]
@@ -162,12 +162,11 @@ def _exclude_answer(turn: Turn, notes: Counter[str]) -> Turn:
     return msgspec.structs.replace(turn, learnt=False)
 
 
-def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
+def read_turns(value: Any, notes: Counter[str]) -> list[Turn] | str:
     """Read a list of messages, or return the reason for dropping the record."""
-    if isinstance(value, str) and value.lstrip().startswith("["):  # a cell of a table
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _decode_cell(value)
+        if value is None:
             return "messages that are not a list"
     is_list = isinstance(value, list)
     if not is_list or not all(isinstance(message, dict) for message in value):
@@ -179,6 +178,23 @@ def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
             return turn
         turns.append(turn)
     return turns
+
+
+def _decode_cell(cell: str) -> Any:
+    """Decode the JSON in a cell of a table, or return None."""
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        return None
+
+
+def are_messages(value: Any) -> bool:
+    """Check whether a value, or the JSON in a cell of a table, is a list of messages."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _decode_cell(value)
+    if not isinstance(value, list) or not value or not isinstance(value[0], dict):
+        return False
+    return any(all(name in value[0] for name in names) for names in _ROLE_AND_TEXT)
 
 
 def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
@@ -284,7 +300,7 @@ def _clean_value(value: Any, notes: Counter[str]) -> Any:
     return plain_text(str(value), notes)
 
 
-def _example(turns: list[Turn], notes: Counter[str]) -> Example | str:
+def conversation_example(turns: list[Turn], notes: Counter[str]) -> Example | str:
     """Make an example up to the last learnt answer, or return the reason for dropping it."""
     answers = [n for n, turn in enumerate(turns) if turn.role == ASSISTANT]
     learnt = [n for n in answers if turns[n].learnt]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from toque.config.schema import FilesConfig
 from toque.errors import DataError
@@ -25,6 +26,7 @@ from toque.sources.layouts import (
     refuse_pickle,
 )
 from toque.sources.own_tasks import TaskReader
+from toque.sources.preference_pairs import PreferenceReader
 from toque.sources.records import Located, RecordReader, Source
 from toque.sources.source_files import is_documentation, named
 from toque.sources.token_arrays import TokenReader, is_array_file
@@ -146,18 +148,18 @@ class FileJudge:
 
             reader = self.reader_for(columns, encoding=encoding)
             if source.format != "auto":
-                return reader
+                return _fit_pairs(reader, file.path)
             try:
                 if isinstance(reader, TaskReader):
                     return reader.for_file(file.path)
                 reader.schema(file.path)
             except TextRecordsError as error:
-                return self.reader_for(error.columns, encoding=encoding)
+                reader = self.reader_for(error.columns, encoding=encoding)
             except UnknownFormatError as error:
                 if columns:
                     raise RefusedFileError(str(error), PLAIN_TEXT) from error
                 return self._text_reader_of(file)
-        return reader
+            return _fit_pairs(reader, file.path)
 
     def _text_reader_of(self, file: Located) -> TextReader:
         """Return the reader of a text file.
@@ -172,6 +174,11 @@ class FileJudge:
             f"{file.name} is not a text file. It begins with {start[:12]!r}. Remove it "
             "from data.sources. docs/reference/formats.md lists the formats."
         ) from None
+
+
+def _fit_pairs(reader: RecordReader, path: Path) -> RecordReader:
+    """Return a reader of preference pairs in the form that fits a file, or any other reader."""
+    return reader.for_file(path) if isinstance(reader, PreferenceReader) else reader
 
 
 def _format_skipped(skipped: dict[str, str]) -> str:

@@ -17,10 +17,11 @@ from toque.data.tokenizer.chat import TEMPLATES
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
 from toque.models.config_values import short_positions
-from toque.models.loading.hub import resolve_folder
+from toque.models.loading.hub import find_local_folder, resolve_folder
 from toque.models.loading.model_folder import read_config_json
 from toque.reporter import ProgressSink, no_progress
 from toque.sources.file_kinds import FileJudge
+from toque.sources.preference_pairs import has_message_pairs, with_one_turn
 from toque.sources.records import Located, Source
 from toque.sources.source_files import (
     SourceFile,
@@ -69,7 +70,8 @@ def open_sources(
         say: Receives messages about files that are downloaded or left out.
 
     Raises:
-        ConfigError: data.sources is empty, or a tokenizer would be trained on token ids.
+        ConfigError: data.sources is empty, a tokenizer would be trained on token ids, or
+            preference pairs have conversations of several turns for a model with an encoder.
     """
     configured = (*config.data.sources, *config.data.validation)
     if not config.data.sources:
@@ -98,7 +100,17 @@ def open_sources(
         judged = FileJudge(source, config.data.encoding, readers).judge(files, say)
         _refuse_training_on_ids(judged, config.model.tokenizer_source, source.path)
         sources.append(judged)
+    if any(map(has_message_pairs, sources)) and _has_encoder(config):
+        return [with_one_turn(source) for source in sources]
     return sources
+
+
+def _has_encoder(config: RunConfig) -> bool:
+    """Return whether the model has an encoder. A model on the hub counts as decoder-only."""
+    model = config.model
+    if model.family == "auto" and find_local_folder(model.start_from) is None:
+        return False
+    return family_kind(config) == "encoder-decoder"
 
 
 def _refuse_training_on_ids(source: Source, tokenizer: str, path: str) -> None:

@@ -311,6 +311,10 @@ PAIRS = (
     ("input", "output"),
     ("source", "target"),
 )
+ANSWERS = ("chosen", "rejected")
+"""Field names of the answers in preference pairs."""
+_PROMPTS = ("prompt", "instruction", "question", "input", "query")
+"""Field names of the prompt in preference pairs, in order of priority."""
 _BEFORE = ("system", "systemprompt")
 _AFTER = (
     "input",
@@ -342,6 +346,7 @@ def refuse_cut_schema(
     if any(ingredients_in_steps(raw, shape, Counter()) for raw in layout.sample):
         missing = tuple(role for role in missing if role != "ingredients")
     if {"ingredients", "steps"} <= set(missing):
+        _refuse_preferences(path, layout, folded)
         _refuse_messages(path, layout, folded)
         if pair := next((pair for pair in PAIRS if folded.keys() >= set(pair)), None):
             raise _as_pairs(path, layout, folded, pair)
@@ -381,29 +386,46 @@ def _without_roles(
     )
 
 
+def _refuse_preferences(
+    path: Path, layout: FileLayout, folded: Mapping[str, str]
+) -> None:
+    """Raise an error with the columns for the source if records are preference pairs."""
+    if not folded.keys() >= {*ANSWERS}:
+        return
+    columns: dict[str, str | tuple[str, ...]] = {}
+    system = next((folded[name] for name in _BEFORE if name in folded), None)
+    has_messages = _holds_messages(layout, folded[ANSWERS[0]])
+    if has_messages and system is not None:
+        columns["system"] = system
+    if prompt := next((name for name in _PROMPTS if name in folded), None):
+        fields = [folded[prompt]]
+        # Messages contain the other texts already.
+        if not has_messages:
+            others = (name for name in _AFTER if name in folded and name != prompt)
+            fields += [folded[name] for name in others]
+            fields[:0] = [] if system is None else [system]
+        columns["prompt"] = tuple(fields) if len(fields) > 1 else fields[0]
+    columns |= {name: folded[name] for name in ANSWERS}
+    raise TextRecordsError(
+        f"{path} is {layout.described} of preference pairs, not of recipes. Give its source "
+        f"{columns_in_words(columns)}.",
+        columns,
+    )
+
+
+def _holds_messages(layout: FileLayout, name: str) -> bool:
+    """Return whether the first value of a field is a list of messages. Tables have no sample."""
+    first = next((v for raw in layout.sample if is_filled(v := raw.get(name))), None)
+    return isinstance(first, list) and isinstance(first[0], dict)
+
+
 def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) -> None:
     """Raise an error with the columns for the source if records contain lists of messages."""
-
-    def are_messages(name: str) -> bool:
-        first = next(
-            (v for raw in layout.sample if is_filled(v := raw.get(name))), None
-        )
-        return isinstance(first, list) and isinstance(first[0], dict)
-
-    listed = [name for name in folded.values() if are_messages(name)]
+    listed = [name for name in folded.values() if _holds_messages(layout, name)]
     by_name = [folded[name] for name in _MESSAGES if name in folded]
     # For tables, the contents of these fields are unknown.
     message_columns = [name for name in by_name if name in listed or not layout.sample]
     what = f"{path} is {layout.described}"
-    if not message_columns and {"chosen", "rejected"} <= folded.keys():
-        talks, pairs = {"messages": "chosen"}, {"prompt": "prompt", "target": "chosen"}
-        raise RefusedFileError(
-            f"{what} of preference pairs (chosen and rejected), which Toque does not train on. To "
-            f"train on the chosen answers alone, set {columns_in_words(talks)} if they are "
-            f"conversations, or {columns_in_words(pairs)}.",
-            "preference pairs",
-            [talks, pairs],
-        )
     pair = next(
         (pair for pair in PAIRS if {folded.get(n) for n in pair} <= {*listed}), None
     )

@@ -14,6 +14,7 @@ from toque.cooking.examples import examples_of
 from toque.cooking.prompts import TASKS, Task
 from toque.cooking.recipe import Recipe
 from toque.cooking.schemas.columns import (
+    ANSWERS,
     PAIRS,
     ROLES,
     Shape,
@@ -42,6 +43,7 @@ from toque.sources.layouts import (
     table_layout,
 )
 from toque.sources.own_tasks import TaskReader
+from toque.sources.preference_pairs import PreferenceReader, check_columns
 from toque.sources.records import (
     PER_REASON,
     Block,
@@ -236,6 +238,8 @@ def reader_for(
             f"The columns of a source have a list for {several}. Only a prompt can have several "
             "fields, e.g. columns: {prompt: [question, context], target: answer}."
         )
+    if check_columns(columns):
+        return PreferenceReader(columns, encoding=encoding)
     if "text" in columns and len(columns) == 1:
         return DocumentReader(single["text"], encoding=encoding)
     if describes_conversation(columns):
@@ -246,8 +250,9 @@ def reader_for(
     if unknown:
         raise ConfigError(
             f"The columns of a source name {', '.join(unknown)}. Allowed: {', '.join(ROLES)} for "
-            "recipes; only text for documents; prompt and target for other tasks; messages, or "
-            "prompt, target and system, for conversations."
+            "recipes; only text for documents; prompt and target for other tasks; prompt, chosen "
+            "and rejected for preference pairs; messages, or prompt, target and system, for "
+            "conversations."
         )
     return RecipeReader(single, encoding=encoding)
 
@@ -266,7 +271,7 @@ def _is_prose(layout: FileLayout) -> bool:
     if layout.name not in ("csv", "tsv") or _n_parts(layout.fields) > 0:
         return False
     folded_names = shape_of(layout.fields).folded.keys()
-    if any(folded_names >= set(pair) for pair in PAIRS):
+    if any(folded_names >= set(pair) for pair in (ANSWERS, *PAIRS)):
         return False
     return not layout.fits or not all(map(_may_be_name, layout.fields))
 

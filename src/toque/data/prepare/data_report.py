@@ -22,6 +22,7 @@ from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import mixed
 from toque.sources.documents import LOST_BYTES
+from toque.sources.preference_pairs import CHOSEN, PREFERRED, REJECTED
 from toque.sources.records import NOT_UTF_8, PER_REASON, most_frequent, shortened
 from toque.storage.atomic import atomic_write
 from toque.storage.json_files import read_json
@@ -76,7 +77,7 @@ BOOKKEEPING = frozenset(
 class Excerpt(msgspec.Struct, frozen=True):
     """Record or example, shortened for display."""
 
-    reason: str  # reason for dropping it, or "train" or "validation"
+    reason: str  # reason for dropping it, or its split, e.g. "train" or "train, chosen"
     place: str  # file and line; "" for a row of the store
     text: str  # text of a dropped record, or target of an example
     prompt: str = ""  # prompt of an example
@@ -417,8 +418,14 @@ def kept_excerpts(store: TokenStore, codec: Codec) -> list[Excerpt]:
     """Sample examples of the store by a hash of their key, decoded from the stored ids."""
     names = {code: name for name, code in SPLIT_CODES.items()}
     rows = _sample_rows(store, store.split != LEFT_OUT)
+    labels = [str(names[int(store.split[row])]) for row in rows]
+    if store.has_pairs:
+        preferred = store.column(PREFERRED)[rows].tolist()
+        sides = [CHOSEN if value else REJECTED for value in preferred]
+        labels = [f"{a}, {b}" for a, b in zip(labels, sides, strict=True)]
     return [
-        _decode_excerpt(store, codec, row, names[int(store.split[row])]) for row in rows
+        _decode_excerpt(store, codec, row, label)
+        for row, label in zip(rows, labels, strict=True)
     ]
 
 

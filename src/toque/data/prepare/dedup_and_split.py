@@ -38,6 +38,8 @@ class RowKeys:
     held_out: Bools | None = None
     """[rows] True if the row's source is held out. None if a fraction of all rows is held out.
     """
+    has_pairs: bool = False
+    """True if every record is a preference pair of two rows."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,10 @@ def _drop_rows(
     if settings.max_examples is not None:
         # The limit applies to training rows only.
         n_so_far = np.cumsum(in_use & ~held_out)
-        drop(BEYOND, (n_so_far > settings.max_examples) & ~held_out)
+        is_beyond = (n_so_far > settings.max_examples) & ~held_out
+        if columns.has_pairs:
+            is_beyond = is_beyond.reshape(-1, 2).any(axis=1).repeat(2)
+        drop(BEYOND, is_beyond)
     return in_use, dropped
 
 

@@ -32,6 +32,7 @@ from toque.data.prepare.data_report import (
 )
 from toque.data.prepare.dedup_and_split import Division, RowKeys, dedup_and_split
 from toque.data.prepare.duplicates import NEAR, cluster_shards
+from toque.data.prepare.preference_rows import CUT_PAIRS, count_cut_pairs
 from toque.data.prepare.shards import (
     NOT_READ,
     ShardResult,
@@ -56,6 +57,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_training import MAX_WORD_CHARS, WORDS_CUT
 from toque.errors import DataError
 from toque.sources.own_tasks import TaskReader, class_note
+from toque.sources.preference_pairs import PREFERRED
 from toque.sources.records import (
     NO_LABEL,
     NOT_UTF_8,
@@ -165,7 +167,10 @@ class StoreFinalizer:
             held_out = source >= settings.held_out_from
         names = ("key", "title_key", "record_key", "task", "starts_record")
         columns = {name: read_column(folder, self.shards, name) for name in names}
-        keys = RowKeys(**columns, first_alike=first_alike, held_out=held_out)
+        has_pairs = any(PREFERRED in shard.columns for shard in self.shards)
+        keys = RowKeys(
+            **columns, first_alike=first_alike, held_out=held_out, has_pairs=has_pairs
+        )
         return dedup_and_split(keys, settings), n_unchecked
 
     def _count_notes(self, store: TokenStore, n_unchecked: int) -> Counts:
@@ -178,6 +183,7 @@ class StoreFinalizer:
             vocab_size = self.settings.trained_vocab_size or 0
             notes[FEWER_ENTRIES] = max(0, vocab_size - self.codec.vocab_size)
         notes["comparisons of near-duplicates cut short"] = n_unchecked
+        notes[CUT_PAIRS] = count_cut_pairs(store)
         self._recount_tasks(store, notes)
         return notes
 

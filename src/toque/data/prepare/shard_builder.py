@@ -32,6 +32,12 @@ from toque.data.prepare.data_report import (
     sample_excerpts,
 )
 from toque.data.prepare.duplicates import NEAR, Signatures, signatures
+from toque.data.prepare.preference_rows import (
+    SAME_TOKENS,
+    has_pairs,
+    mark_complete_pairs,
+    mark_equal_pairs,
+)
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import SPANS
 from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_bounds
@@ -191,7 +197,14 @@ class ShardBuilder:
             rows = rows.merge(self._document_rows(by_kind["document"]))
         if by_kind["conversation"]:
             rows = rows.merge(self._talk_rows(by_kind["conversation"]))
-        return rows
+        return self._complete_pairs(rows) if has_pairs(self._examples) else rows
+
+    def _complete_pairs(self, rows: ExampleRows) -> ExampleRows:
+        """Leave out preference pairs with an unusable answer, or with answers of equal tokens."""
+        rows = rows.select(mark_complete_pairs(rows.example))
+        is_equal = mark_equal_pairs(rows.target)
+        self._leave_out(rows.example[is_equal].tolist(), SAME_TOKENS)
+        return rows.select(~is_equal)
 
     def _refuse_split(self) -> None:
         """Refuse `on_overlong=split` if there are examples that are not documents."""
@@ -474,6 +487,15 @@ class ExampleRows:
     target: TokenRows
     example: Ints  # [rows] index of the example
     part: Ints  # [rows] index of the piece of a document
+
+    def select(self, mask: Bools) -> ExampleRows:
+        """Select the rows that a mask [rows] marks."""
+        return ExampleRows(
+            self.prompt.select(mask),
+            self.target.select(mask),
+            self.example[mask],
+            self.part[mask],
+        )
 
     def merge(self, other: ExampleRows) -> ExampleRows:
         """Merge these rows with the rows of other examples, in the order of the examples."""

@@ -24,6 +24,7 @@ from toque.data.tokenizer.tokenizer_folder import (
 )
 from toque.errors import ConfigError, DataError
 from toque.sources.conversations import CONVERSATIONS
+from toque.sources.preference_pairs import refuse_mixture
 from toque.sources.records import Source, encoding_of
 from toque.sources.source_files import SourceFile, brackets_as_names, find_files
 from toque.sources.token_arrays import TokenReader
@@ -204,8 +205,10 @@ def plan_of(
 
     Raises:
         DataError: A source or the tokenizer cannot be used.
-        ConfigError: A setting for conversations is set, but no source has conversations.
+        ConfigError: A setting for conversations is set, but no source has conversations. Or only
+            some sources have preference pairs.
     """
+    refuse_mixture(sources)
     sources = [source.for_tasks(settings.tasks) for source in sources]
     files = find_files(sources)
     tokenizer = None

@@ -32,6 +32,7 @@ from toque.data.array_types import Ints
 from toque.data.store.store_manifest import StoreFile, StoreManifest, read_manifest
 from toque.data.store.token_column import Ids, Pieces, TokenColumn, map_array
 from toque.errors import DataError
+from toque.sources.preference_pairs import PREFERRED
 from toque.storage.atomic import sha256_of
 from toque.storage.locks import AcquiredLock, file_lock, is_shared, shared_lock
 from toque.storage.no_follow import refuse_links
@@ -147,6 +148,32 @@ class TokenStore:
             return []
         lengths: list[int] = self._read_row(self._spans, row).tolist()
         return lengths
+
+    @property
+    def has_pairs(self) -> bool:
+        """True for a store of preference pairs. Each pair has two adjacent rows, chosen first."""
+        return PREFERRED in self.manifest.columns
+
+    def pair_rows(self, split: Split) -> Ints:
+        """List the rows of the chosen answers of a split in ascending order.
+
+        The rejected answer of a pair is in the next row.
+
+        Raises:
+            DataError: The store has no pairs, or a chosen answer has no rejected answer.
+        """
+        preferred = self.column(PREFERRED)
+        in_split = self.split == SPLIT_CODES[split]
+        chosen = np.flatnonzero(in_split & (preferred == 1))
+        rejected = np.flatnonzero(in_split & (preferred == 0))
+        if 2 * len(chosen) != in_split.sum() or not np.array_equal(
+            chosen + 1, rejected
+        ):
+            raise DataError(
+                f"The store {self.path} has {split} rows that are not pairs of a chosen answer and "
+                "the rejected answer after it. The store is damaged. Prepare the data again."
+            )
+        return chosen
 
     def prompt_and_answer(self, row: int, /) -> tuple[Ids, Ids]:
         """Read the prompt and answer of a row.

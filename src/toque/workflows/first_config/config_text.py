@@ -25,6 +25,7 @@ from toque.workflows.first_config.source_survey import (
     CONVERSATIONS,
     DOCUMENTS,
     PAIRS,
+    PREFERENCES,
     RECIPES,
     TOKENS,
     Survey,
@@ -68,6 +69,7 @@ def render_config(
         _render_head(file),
         _render_model(draft.model, base, plan),
         _render_data(draft, survey, file, base),
+        *_render_objective(survey),
         _render_optim(base, plan),
         _render_train(draft.train.stop_after, plan, batch),
         _render_evaluation(survey, plan),
@@ -151,6 +153,13 @@ data:
 {held_out}{base.data}{_render_optional_data(kinds_of(survey), base)}"""
 
 
+def _render_objective(survey: Survey) -> list[str]:
+    """Write the section of the objective for preference pairs. Other data use the default."""
+    if PREFERENCES not in kinds_of(survey):
+        return []
+    return ["objective: {kind: dpo}   # learn from preference pairs\n"]
+
+
 def _render_optional_data(kinds: set[str], base: MeasuredBase) -> str:
     """Write optional lines of the data section, each commented out."""
     dedup = "  # dedup: near   # also drop nearly equal texts\n"
@@ -159,6 +168,8 @@ def _render_optional_data(kinds: set[str], base: MeasuredBase) -> str:
   # min_quality: 0.6   # leave out recipes whose quality score is lower
 {dedup}  # tasks: [write, difficulty, nutrition]   # also learn to judge recipes
 """
+    if PREFERENCES in kinds:
+        return f"{dedup}  # on_overlong: drop   # drop long pairs instead of cutting them\n"
     if CONVERSATIONS in kinds:
         loss_on = """\
   # loss_on: last_answer   # train only on the last answer of each conversation

@@ -19,6 +19,7 @@ from toque.hardware.processor import WORTH_WHILE, ProcessorUse, usable_cores
 from toque.reporter import SILENT, Reporter
 from toque.sources.hub_datasets import saved_splits
 from toque.sources.layouts import RefusedFileError, columns_in_words, shown_names
+from toque.sources.preference_pairs import refuse_mixture
 from toque.sources.records import Source
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
@@ -57,8 +58,10 @@ from toque.workflows.first_config.source_survey import (
     SurveyedSource,
     kinds_of,
     remark_on_few_records,
+    remark_on_new_model_of_pairs,
     survey_sources,
     total_records,
+    total_rows,
     total_tokens,
 )
 from toque.workflows.first_config.speed_trial import measure_writing_rate
@@ -144,7 +147,9 @@ def init(
         [str(path) for path in source_paths]
     )
     column_settings = source_columns(columns)
-    model = {"family": "auto", "start_from": start} if start != "scratch" else {}
+    model = {"family": "llama"}
+    if start != "scratch":
+        model = {"family": "auto", "start_from": start}
     draft = configure(
         data={
             "sources": [{"path": path, **column_settings} for path in paths],
@@ -156,6 +161,7 @@ def init(
     )
     with reporter.working("reading the files"):
         local_sources = _open_local_sources(draft, reporter.notice)
+        refuse_mixture(local_sources)
         survey = survey_sources(draft, local_sources)
 
     if start == "scratch":
@@ -170,6 +176,7 @@ def init(
     remarks += [*base.remarks, *split_remarks]
     if start == "scratch":
         remarks += remark_on_few_records(survey)
+        remarks += remark_on_new_model_of_pairs(survey)
     forecast = "" if plan is None else plan.forecast(total)
     return Initialised(file, config, tuple(survey), tuple(remarks), forecast)
 
@@ -252,7 +259,7 @@ def _plan_tuning(
     # The base's tokenizer gives a better count than the guess, except for texts that are divided
     # into rows.
     if base.tokens_each and kinds_of(survey).isdisjoint({DOCUMENTS, TOKENS, ""}):
-        tokens = round(base.tokens_each * records)
+        tokens = round(base.tokens_each * total_rows(survey))
     trained = tokens if draft.data.validation else tokens * (1.0 - HELD_OUT_SHARE)
     tuning = plan_tuning(trained, records, seconds, base.rate, longest=base.longest)
     base = base._replace(remarks=(*base.remarks, *_remark_on_load(before)))

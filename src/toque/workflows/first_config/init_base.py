@@ -17,7 +17,7 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import DataError
 from toque.models.loading.hub import find_local_folder
-from toque.sources.conversations import ConversationReader
+from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Example, Source, examples_in
 from toque.sources.source_files import blocks_of, find_files
 from toque.workflows.configure import configure
@@ -119,7 +119,8 @@ def _measure_with_template(
 
     Also return the line of `data.chat_template` for conversations.
     """
-    has_conversations = any(isinstance(s.reader, ConversationReader) for s in sources)
+    names = (source.reader.recorded_name for source in sources)
+    has_conversations = any(name.startswith(CONVERSATIONS) for name in names)
     measure = partial(
         _measure_lengths, config, sources, has_conversations=has_conversations
     )

@@ -22,6 +22,7 @@ from toque.errors import DataError, argument
 from toque.sources.conversations import ConversationReader
 from toque.sources.documents import PairReader, TextReader
 from toque.sources.layouts import shown_names
+from toque.sources.preference_pairs import PreferenceReader
 from toque.sources.records import (
     BlockExamples,
     Example,
@@ -45,11 +46,13 @@ DOCUMENTS: Final = "documents"
 PAIRS: Final = "prompts with answers"
 TOKENS: Final = "texts of token ids"
 CONVERSATIONS: Final = "conversations"
+PREFERENCES: Final = "preference pairs"
 _KINDS: Final[dict[type, str]] = {
     RecipeReader: RECIPES,
     PairReader: PAIRS,
     TokenReader: TOKENS,
     ConversationReader: CONVERSATIONS,
+    PreferenceReader: PREFERENCES,
 }
 """Kind of a source by its reader. All other readers read documents."""
 CHARACTERS_PER_TOKEN: Final = 4.0
@@ -130,6 +133,12 @@ def total_records(survey: Survey) -> int:
     return sum(source.distinct for source in survey)
 
 
+def total_rows(survey: Survey) -> int:
+    """Return the number of distinct rows in a store. A preference pair has two rows."""
+    n_pairs = sum(source.distinct for source in survey if source.kind == PREFERENCES)
+    return total_records(survey) + n_pairs
+
+
 def remark_on_few_records(survey: Survey) -> list[str]:
     """Warn if a new model would learn its language from very few records."""
     n = total_records(survey)
@@ -140,6 +149,18 @@ def remark_on_few_records(survey: Survey) -> list[str]:
     remark = (
         f"{amount} for a new model, which learns its language only from them. Start from a "
         "pretrained model such as HuggingFaceTB/SmolLM2-135M, or add records."
+    )
+    return [remark]
+
+
+def remark_on_new_model_of_pairs(survey: Survey) -> list[str]:
+    """Warn if a new model would learn only from preference pairs."""
+    if PREFERENCES not in kinds_of(survey):
+        return []
+    remark = (
+        "Preference pairs need a model that already writes such answers, because they only move "
+        "its choice between two answers. Start from a model that was trained on prompts and "
+        "answers like these."
     )
     return [remark]
 
