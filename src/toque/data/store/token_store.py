@@ -96,17 +96,6 @@ class TokenStore:
         """List the rows of a split in ascending order."""
         return np.flatnonzero(self.split == SPLIT_CODES[split])
 
-    @property
-    def has_pairs(self) -> bool:
-        """True for a store of preference pairs: chosen answers, each with a rejected one behind."""
-        return "preferred" in self.manifest.columns
-
-    def pair_rows(self, split: Split) -> Ints:
-        """List the rows of a split's chosen answers in ascending order."""
-        rows = self.rows(split)
-        chosen: Ints = rows[np.asarray(self.column("preferred"))[rows] == 1.0]
-        return chosen
-
     def wanted_rows(self, split: Split) -> Ints:
         """List the rows of a split without the rejected answers of pairs."""
         return self.pair_rows(split) if self.has_pairs else self.rows(split)
