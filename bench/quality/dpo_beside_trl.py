@@ -207,7 +207,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
         },
         "train": {
             "stop_after": f"{a.updates} steps", "batch": f"{PAIRS_PER_UPDATE} examples",
-            "precision": "float32", "evaluate_every": None, "save_every": None,
+            "precision": "float32",
         },
         "evaluation": {"generate": 0},
         "observe": {"log_every": "1 steps"},
