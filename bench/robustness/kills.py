@@ -1,7 +1,7 @@
 """Training runs killed by SIGKILL at random moments, compared with an undisturbed run.
 
     python bench/robustness/kills.py [--kills 200] [--seed 1] [--steps 80] [--upload]
-                                     [--trainer toque|transformers]
+                                     [--trainer toque|transformers] [--objective sft|dpo]
 
 A tiny T5 with dropout, augmentation and background saves trains in a process forked from this one,
 which has imported torch and transformers. A restart therefore costs tenths of a second. Each
@@ -9,7 +9,9 @@ session is killed at a random moment between the start and the end of an undistu
 run is compared, and the next run starts. The script compares SHA-256 hashes of the last weights,
 the optimizer and the finished model, and every loss. With --upload the checkpoints go to an S3
 emulator, and every tenth kill also deletes the run folder, so the run continues from the bucket.
-With --trainer transformers the script kills transformers.Trainer. Quality fails if Toque differs.
+With --trainer transformers the script kills transformers.Trainer. With --objective dpo, the run
+starts from a short run's model and learns from pairs, without augmentation. Quality fails if Toque
+differs.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import itertools
+
 import harness
 import peers
+import yaml
 
 from toque.storage.atomic import sha256_of
 from toque.workflows.diagnosis.kills import Kills, kill_and_continue
@@ -74,6 +79,35 @@ evaluation: {{max_examples: 4, generate: 0}}
 observe: {{log_every: "1 step"}}
 """
     )
+    peers.toque("prepare", work / "run.yaml")
+    if a.objective == "dpo":
+        _prepare_pairs(work)
+
+
+def _prepare_pairs(work: Path) -> None:
+    """Train a start model, and replace the configuration by one that learns from pairs."""
+    base = ["train.stop_after=20 steps", f"run_dir={work}/base"]
+    peers.toque("train", work / "run.yaml", *base)
+    recipes = [json.loads(line) for line in (work / "a.jsonl").read_text().splitlines()]
+    with (work / "pairs.jsonl").open("w") as file:
+        for recipe, other in itertools.pairwise(recipes):
+            chosen, rejected = (
+                " ".join(r["directions"])[:200] for r in (recipe, other)
+            )
+            pair = {"prompt": recipe["title"], "chosen": chosen, "rejected": rejected}
+            file.write(json.dumps(pair) + "\n")
+    config = yaml.safe_load((work / "run.yaml").read_text())
+    config |= {
+        "model": {"family": "auto", "start_from": f"{work}/base/model"},
+        "objective": {"kind": "dpo", "sft_weight": 0.5},
+        "augmentation": None,
+    }
+    config["data"] |= {
+        "sources": [{"path": f"{work}/pairs.jsonl"}],
+        "store": f"{work}/pairs",
+    }
+    del config["optim"]["label_smoothing"]
+    (work / "run.yaml").write_text(yaml.safe_dump(config))
     peers.toque("prepare", work / "run.yaml")
 
 
@@ -223,6 +257,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--steps", type=int, default=80, help="updates per run")
     p.add_argument("--upload", action="store_true")
+    p.add_argument("--objective", choices=("sft", "dpo"), default="sft")
     p.add_argument("--trainer", choices=("toque", "transformers"), default="toque")
 
 

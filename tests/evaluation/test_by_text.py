@@ -19,7 +19,8 @@ from toque.evaluation.bootstrap import (
 )
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import TextScores
-from toque.models.forward.loss import loss_sum, nats_by_example
+from toque.models.forward.example_losses import nats_by_example
+from toque.models.forward.loss import loss_sum
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

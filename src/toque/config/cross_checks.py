@@ -32,6 +32,7 @@ def find_conflicts(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
     conflicts = (
         *_model_conflicts(config),
         *_optimizer_conflicts(config),
+        *_objective_conflicts(config),
         *_curriculum_conflicts(config),
         *_data_conflicts(config),
         *_span_corruption_conflicts(config),
@@ -123,6 +124,43 @@ def _adapter_conflicts(config: RunConfig) -> Iterator[Conflict]:
             "train.strategy",
             "fsdp shards only matrices of 16 or 32 bits. Use ddp, with a copy of the small base "
             "on each GPU, or set `adapter.quantize_base` to null.",
+        )
+
+
+def _objective_conflicts(config: RunConfig) -> Iterator[Conflict]:
+    """Yield conflicts of the objective with its own settings and with other sections."""
+    objective = config.objective
+    if objective.kind == "sft":
+        for name in objective.model_fields_set - {"kind"}:
+            if getattr(objective, name) != type(objective).model_fields[name].default:
+                yield Conflict(
+                    f"objective.{name}",
+                    "objective.kind",
+                    f"only dpo uses it. Set `objective.kind` to dpo, or remove `objective.{name}`.",
+                )
+        return
+
+    if config.model.start_from == "scratch":
+        yield Conflict(
+            "objective.kind",
+            "model.start_from",
+            "preferences improve a model that can already write. Set `model.start_from` to the "
+            "`model/` folder of a run, or to another checkpoint.",
+        )
+    others = {"span_corruption": "prompts", "augmentation": "texts"}
+    for section, changed in others.items():
+        if getattr(config, section) is not None:
+            yield Conflict(
+                section,
+                "objective.kind",
+                f"the answers of a pair belong to the same prompt, and {section} changes "
+                f"{changed}. Remove `{section}`.",
+            )
+    if config.optim.label_smoothing:
+        yield Conflict(
+            "optim.label_smoothing",
+            "objective.kind",
+            "a pair has no distribution over the vocabulary. Use `objective.label_smoothing`.",
         )
 
 

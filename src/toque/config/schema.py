@@ -47,6 +47,7 @@ from toque.config.schema_methods import (
     CurriculumConfig,
     CyclesConfig,
     NoiseConfig,
+    ObjectiveConfig,
     OptimisationsConfig,
     OutliersConfig,
     ProfileConfig,
@@ -493,6 +494,7 @@ class RunConfig(Config):
     """Train a small adapter (LoRA) and freeze the weights of the checkpoint. null: train all
     weights."""
     data: DataConfig = Field(default_factory=DataConfig)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     curriculum: CurriculumConfig | None = None
     """Stages with different examples, e.g. easy examples first. null: all examples from the start.
     """

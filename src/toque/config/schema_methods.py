@@ -48,6 +48,23 @@ class AdapterConfig(Config):
     number format of the matmuls (docs/explanation/fit-a-model.md)."""
 
 
+class ObjectiveConfig(Config):
+    """What training minimises (docs/guides/learn-from-preferences.md)."""
+
+    kind: Literal["sft", "dpo"] = "sft"
+    """sft: cross-entropy of the targets. dpo: prefer the chosen to the rejected answer of each pair
+    (Rafailov et al. 2023). The reference is the model that the run starts from."""
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """dpo: strength of the pull towards the reference. A smaller beta allows larger changes."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """dpo: share of the pairs that are assumed to be the wrong way round (Mitchell 2023)."""
+    sft_weight: Annotated[float, Field(ge=0)] = 0.0
+    """dpo: weight of the chosen answer's cross-entropy per token, added to the loss (Pang et al.
+    2024). 1 keeps the probability of chosen answers from falling."""
+    length_normalised: bool = False
+    """dpo: divide the log-probability of an answer by its number of tokens."""
+
+
 class CyclesConfig(Config):
     """Cycles of the schedule cosine_restarts (Loshchilov and Hutter 2017)."""
 

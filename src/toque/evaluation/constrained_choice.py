@@ -19,7 +19,7 @@ from toque.batch import Batch, DecoderBatch
 from toque.data.loader.collate import Layout
 from toque.data.loader.packing import RowShape
 from toque.data.tokenizer.codec import Codec
-from toque.models.forward.loss import log_probabilities
+from toque.models.forward.example_losses import log_probabilities
 from toque.models.generation.engine import evaluating
 from toque.models.generation.kv_cache import group_by_length
 from toque.models.lora.frozen import computing

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.config.schema import DataConfig, EvaluationConfig
 from toque.config.schema_methods import SpanCorruptionConfig
-from toque.data.loader.batch_stream import ExampleLengths, refuse_empty, usual_rows
+from toque.data.loader.batch_stream import (
+    ExampleLengths,
+    refuse_empty,
+    usual_rows,
+    with_rejected,
+)
 from toque.data.loader.collate import Examples, Layout
 from toque.data.loader.epoch_plan import held_out_weights
 from toque.data.loader.packing import RowShape, choose_shape, pack
@@ -28,10 +33,13 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, Interrupted
 from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.keyed_random import key_of, permute
-from toque.models.forward.loss import loss_sum, nats_by_example
+from toque.models.forward.example_losses import nats_by_example
+from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import evaluating
 from toque.reporter import Count, uncounted
-from toque.training.distributed.data_parallel import DataParallel
+from toque.training.distributed.data_parallel import DataParallel, LossFn
+from toque.training.objectives.measurements import Measurements
+from toque.training.objectives.objective import Objective, count_targets, imitation
 from toque.training.runtime import Runtime
 
 T = TypeVar("T")
@@ -99,6 +107,10 @@ class HeldOut:
     """True if all ranks compute together. A rank without a batch computes an unlabelled batch."""
     n_bytes: int = 0
     """UTF-8 bytes of all target texts, or 0 if the targets are not complete texts."""
+    count: Callable[[Batch], int] = count_targets
+    """Divisor of `loss_sum`: target tokens or pairs."""
+    measurements: Measurements = field(default_factory=Measurements)
+    """What `loss_sum` measures in addition. Only pairs have any."""
 
     @property
     def n_examples(self) -> int:
@@ -116,14 +128,16 @@ class HeldOut:
         runtime: Runtime,
         sharing: DataParallel | None = None,
         on_notice: Callable[[str], object] = lambda _: None,
+        preference: Objective | None = None,
     ) -> Self:
         """Choose and pack a fixed subset of a store, weighted like the training examples.
 
         `trained` is the layout of the training batches. Without `sharing`, the entire model is in
-        this process.
+        this process. With an objective `preference`, the loss is of pairs. Without one, the loss
+        of a store with pairs is of the chosen answers.
         """
         refuse_empty(store, "validation")
-        rows = store.rows("validation")
+        rows = store.wanted_rows("validation")
         encoder = trained.shape.source > 0
         spans = None
         examples: Examples = store
@@ -131,25 +145,34 @@ class HeldOut:
             spans = SpanCorruption.for_store(span_corruption, store, encoder=encoder)
             examples = spans.held_out(store)
         lengths = ExampleLengths.from_store(store, rows, encoder=encoder, spans=spans)
+        if preference is not None:
+            lengths = ExampleLengths.of_pairs(store, rows, encoder=encoder)
         shape = choose_shape(*lengths.sample(), encoder=encoder)
 
         chosen = subset(rows, evaluation.max_examples)
         example_weights = held_out_weights(data, store, chosen)
         packed_rows, weights = _pack_by_weight(
-            store, chosen, example_weights, shape, spans
+            store, chosen, example_weights, shape, spans, pairs=preference is not None
         )
+        # The targets of span corruption are fragments, so bits per byte have no meaning.
+        n_bytes = text_bytes(store, packed_rows) if spans is None else 0
 
-        compute_loss = loss_sum
+        objective = preference or imitation()
+        group = 1
+        if preference is not None:
+            packed_rows = list(map(with_rejected, packed_rows))
+            group = 2
+        compute_loss = objective.loss_fn
         in_step = False
         if sharing is not None and sharing.is_sharded:
-            compute_loss = partial(_loss_of_shards, sharing)
+            compute_loss = partial(_loss_of_shards, sharing, compute_loss)
             in_step = True
         rows_per_batch = usual_rows(shape.tokens)
         rows_per_step = rows_per_batch
         if runtime.device.type == "cuda" and not in_step:
             rows_per_step = max(rows_per_step, GPU_TOKENS // shape.tokens)
         return cls(
-            layout=replace(trained, examples=examples, shape=shape),
+            layout=replace(trained, examples=examples, shape=shape, group=group),
             rows=packed_rows,
             weights=weights,
             loss_sum=compute_loss,
@@ -160,8 +183,9 @@ class HeldOut:
             share=(runtime.ranks.rank, runtime.ranks.world_size),
             total=runtime.ranks.all_reduce_sum,
             in_step=in_step,
-            # The targets of span corruption are fragments, so bits per byte have no meaning.
-            n_bytes=text_bytes(store, packed_rows) if spans is None else 0,
+            n_bytes=n_bytes,
+            count=objective.count,
+            measurements=objective.measurements,
         )
 
     def alone(self) -> HeldOut:
@@ -176,8 +200,10 @@ class HeldOut:
         """Compute `loss` (nats per target token), `perplexity`, `target_tokens`, `bits_per_byte`.
 
         The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i. Bits per
-        byte are sum(nats_i) / (n_bytes ln 2) and compare models across tokenizers. No random
-        numbers are used. `on_progress` receives the approximate number of examples of all ranks.
+        byte are sum(nats_i) / (n_bytes ln 2) and compare models across tokenizers. The loss of
+        pairs is a mean over pairs. They have no perplexity, their bits per byte are of the chosen
+        answers, and the rewards follow. No random numbers are used. `on_progress` receives the
+        approximate number of examples of all ranks.
 
         Raises:
             Interrupted: `on_progress` raised the error on a rank. All ranks raise it.
@@ -188,33 +214,40 @@ class HeldOut:
             local_sums = self._sum_local_batches(model, on_progress)
             is_interrupted = False
 
-        totals = self.total((*local_sums, is_interrupted))
-        nats, weighted_targets, n_targets, unweighted_nats, n_interrupted = totals
+        measured = self.measurements.sums.tolist()
+        totals = self.total((*local_sums, is_interrupted, *measured))
+        total_loss, weighted_count, n_targets, nats, n_interrupted, *measured = totals
         if n_interrupted:
             raise Interrupted(LEFT)
-        loss = nats / weighted_targets
-        metrics = {
-            "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "target_tokens": int(n_targets),
-        }
+        loss = total_loss / weighted_count
+        metrics = {"loss": loss, "target_tokens": int(n_targets)}
+        names = self.measurements.names
+        if names:
+            n_pairs = self.n_examples / 2
+            means = {n: v / n_pairs for n, v in zip(names, measured, strict=True)}
+            metrics |= means
+            nats = -means["logps/chosen"] * n_pairs
+        else:
+            metrics["perplexity"] = math.exp(loss) if loss < 700 else math.inf
         if self.n_bytes:
-            metrics["bits_per_byte"] = unweighted_nats / (math.log(2.0) * self.n_bytes)
+            metrics["bits_per_byte"] = nats / (math.log(2.0) * self.n_bytes)
         return metrics
 
     def _sum_local_batches(self, model: nn.Module, on_progress: Count) -> list[float]:
-        """Sum weighted nats, weighted targets, targets and nats over the batches of this rank."""
+        """Sum the weighted loss and count, and the targets and loss, of the rank's batches."""
         rank, ranks = self.share
         n_examples = self.n_examples
         sums = np.zeros(4)
+        self.measurements.clear(self.device)
         done = 0
         on_progress(0, n_examples)
         batches = self._batches()
         local_batches = batches[rank::ranks]
         computed = self._compute_all(local_batches, partial(self.loss_sum, model))
         for weight, batch, batch_loss in computed:
-            nats, n_targets = float(batch_loss), batch.n_targets
-            sums += weight * nats, weight * n_targets, n_targets, nats
+            loss = float(batch_loss)
+            weighted_count = weight * self.count(batch)
+            sums += weight * loss, weighted_count, batch.n_targets, loss
             done += ranks * sum(map(len, batch.example_ids))
             on_progress(min(done, n_examples), n_examples)
 
@@ -280,9 +313,11 @@ class HeldOut:
         return batches
 
 
-def _loss_of_shards(sharing: DataParallel, _model: nn.Module, batch: Batch) -> Tensor:
+def _loss_of_shards(
+    sharing: DataParallel, loss_fn: LossFn, _model: nn.Module, batch: Batch
+) -> Tensor:
     """Compute the loss of a sharded model on all ranks."""
-    return sharing.evaluate(loss_sum, batch)
+    return sharing.evaluate(loss_fn, batch)
 
 
 def pack_rows(
@@ -290,11 +325,18 @@ def pack_rows(
     rows: np.ndarray,
     shape: RowShape,
     spans: SpanCorruption | None = None,
+    *,
+    pairs: bool = False,
 ) -> list[tuple[int, ...]]:
-    """Pack held-out examples in order. `spans` may change their lengths."""
-    lengths = ExampleLengths.from_store(
-        store, rows, encoder=shape.source > 0, spans=spans
-    )
+    """Pack held-out examples in order. `spans` may change their lengths.
+
+    With `pairs`, the rows are of chosen answers, and each leaves space for its rejected answer.
+    """
+    encoder = shape.source > 0
+    if pairs:
+        lengths = ExampleLengths.of_pairs(store, rows, encoder=encoder)
+    else:
+        lengths = ExampleLengths.from_store(store, rows, encoder=encoder, spans=spans)
     ids = rows.tolist()
     packed = pack(lengths.source, lengths.target, shape)
     return [tuple(ids[item] for item in row) for row in packed]
@@ -306,6 +348,8 @@ def _pack_by_weight(
     example_weights: np.ndarray,
     shape: RowShape,
     spans: SpanCorruption | None,
+    *,
+    pairs: bool,
 ) -> tuple[list[tuple[int, ...]], list[float]]:
     """Pack examples of equal weight together. Return the packed rows and their weights.
 
@@ -314,7 +358,8 @@ def _pack_by_weight(
     packed_rows: list[tuple[int, ...]] = []
     row_weights: list[float] = []
     for weight in sorted(set(example_weights.tolist())):
-        packed = pack_rows(store, chosen[example_weights == weight], shape, spans)
+        same_weight = chosen[example_weights == weight]
+        packed = pack_rows(store, same_weight, shape, spans, pairs=pairs)
         packed_rows += packed
         row_weights += itertools.repeat(weight, len(packed))
     return packed_rows, row_weights

@@ -97,7 +97,7 @@ def score_tasks(
     """
     if tuple(data.tasks) == ("write",):
         return []
-    held_out = store.rows("validation")
+    held_out = store.wanted_rows("validation")
     codes = np.asarray(store.column("task"))[held_out]
     scores = []
     for code, (name, task) in enumerate(task_table(data).items()):

@@ -232,7 +232,7 @@ def held_out_prompts(store: TokenStore, n: int, data: DataConfig) -> list[Prompt
     separate = {
         name: code for code, name in enumerate(table) if metrics_of(table[name])
     }
-    held_out = store.rows("validation")
+    held_out = store.wanted_rows("validation")
     codes = np.asarray(store.column("task"))[held_out]
 
     is_common = ~np.isin(codes, [*separate.values()])

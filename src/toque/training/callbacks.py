@@ -113,16 +113,20 @@ class StepInfo:
     before: Progress
     progress: Progress
     loss: Tensor
-    """Loss of the entire update in nats per target token, []. On CUDA, reading it waits."""
+    """Mean loss of the entire update, []: nats per target token for imitation, and the mean over
+    pairs for dpo. On CUDA, reading it waits."""
     grad_norm: Tensor  # gradient norm before clipping, []
     lr: float
     n_targets: int
     n_tokens: int
     n_examples: int
     n_computed: int
+    loss_count: int  # target tokens with loss, or pairs: the weight of `loss` in a mean
     seconds: float  # wall seconds of the update, including the wait for data
     parts: Mapping[str, float] = field(default_factory=dict)
     """Wall seconds since the previous update, by `phases.Part`."""
+    measured: Mapping[str, Tensor] = field(default_factory=dict)
+    """Means over the update that the objective measures, by metric name, each []."""
     stage: int | None = None  # stage of the curriculum, counted from 1
     slowed: bool = False
     """True if an observer such as a profiler slowed the update. Rates exclude such updates."""

@@ -50,8 +50,12 @@ def choose_attention(model: PreTrainedModel, runtime: Runtime) -> AttentionChoic
 
 def training_loss(settings: OptimisationsConfig, *, smoothing: float) -> LossFn:
     """Return the training loss with the label smoothing `smoothing`, from 0 to 1."""
-    chunk_rows = None if settings.head else _ALL_ROWS
-    return partial(loss_sum, smoothing=smoothing, chunk_rows=chunk_rows)
+    return partial(loss_sum, smoothing=smoothing, chunk_rows=head_rows(settings))
+
+
+def head_rows(settings: OptimisationsConfig) -> int | None:
+    """Return the positions per matmul of the output head. None is the usual number."""
+    return None if settings.head else _ALL_ROWS
 
 
 def choose_prefetch(

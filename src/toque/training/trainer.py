@@ -36,6 +36,7 @@ from toque.training.checkpoint.tensor_files import bytes_of
 from toque.training.distributed.data_parallel import DataParallel, LossFn
 from toque.training.micro_batch import OomFallback
 from toque.training.nan_tracer import NonFiniteOrigin, find_nonfinite_origin
+from toque.training.objectives.measurements import Measurements
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
@@ -82,6 +83,8 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
+    # What the loss function measures, in addition to the loss.
+    measurements: Measurements = field(default_factory=Measurements)
     # How the ranks share the model and an update; None for a single process.
     sharing: DataParallel | None = None
     noise: GradientNoise | None = None
@@ -218,7 +221,8 @@ class Trainer:
         """
         if started is None:
             started = time.perf_counter()
-        loss = self._compute_gradients(batch or planned.batch, planned.n_targets)
+        loss = self._compute_gradients(batch or planned.batch, planned.loss_count)
+        measured = self.measurements.means(self._ranks, count=planned.loss_count)
         lr = self.lr_at(self.progress)  # a function of progress has no state to restore
         grad_norm = self._update_weights(loss, lr, planned.batch)
 
@@ -238,15 +242,17 @@ class Trainer:
             n_tokens=planned.n_tokens,
             n_examples=planned.n_examples,
             n_computed=int(n_computed),
+            loss_count=planned.loss_count,
+            measured=measured,
             stage=planned.stage,
             slowed=self.callbacks.are_slow,
         )
 
-    def _compute_gradients(self, batch: Batch, n_targets: int) -> Tensor:
-        """Compute the gradients of an update, and return its loss in nats per target token, []."""
+    def _compute_gradients(self, batch: Batch, loss_count: int) -> Tensor:
+        """Compute the gradients of an update, and return its mean loss, []."""
         with self._ranks.diagnosing_failures():
             loss_sum = self.oom_fallback.retry_with_fewer_rows(
-                self.progress, self.forward_backward, self._sharing, batch, n_targets
+                self.progress, self.forward_backward, self._sharing, batch, loss_count
             )
         self.clock.lap("forward_backward")
         loss_sum = self._ranks.total(loss_sum)
@@ -254,7 +260,7 @@ class Trainer:
         if self.check_reached is not None:
             self.check_reached(self.model)
             self.check_reached = None
-        return loss_sum / n_targets
+        return loss_sum / loss_count
 
     def _update_weights(self, loss: Tensor, lr: float, batch: Batch) -> Tensor:
         """Clip the gradients, apply the update if it is good, and return the gradient norm, []."""
@@ -269,23 +275,24 @@ class Trainer:
         return grad_norm
 
     def forward_backward(
-        self, micro_batches: Sequence[Batch], n_targets: int
+        self, micro_batches: Sequence[Batch], loss_count: int
     ) -> Tensor:
-        """Accumulate the gradients of an update, and return its summed loss in nats, [].
+        """Accumulate the gradients of an update, and return its summed loss, [].
 
-        `n_targets` counts the target tokens of all ranks. The last backward pass sums the gradients
-        of all ranks, so the gradient is of the mean loss over these tokens.
+        `loss_count` counts the target tokens, or the pairs, of all ranks. The last backward pass
+        sums the gradients of all ranks, so the gradient is of the mean loss over these.
 
         Raises:
             DataError: No token has a loss.
         """
         step = self.progress.step
-        if n_targets < 1:
+        if loss_count < 1:
             raise DataError(
                 f"Step {step} has no target tokens. Remove examples without targets."
             )
         # A previous attempt that ran out of memory may have left gradients.
         self.optimizer.zero_grad(set_to_none=True)
+        self.measurements.clear(self.runtime.device)
         self.runtime.seed(self.seed, step)
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
@@ -293,7 +300,7 @@ class Trainer:
         for done, rows in enumerate(micro_batches, start=1):
             micro_batch = rows.to(self.runtime.device)
             loss = self._forward(micro_batch, last=done == n_micro_batches)
-            self.runtime.backward(loss / n_targets)
+            self.runtime.backward(loss / loss_count)
             loss_sum += loss.detach()
             self.callbacks.tell(
                 Callback.on_micro_batch, self.progress, done, n_micro_batches
@@ -301,7 +308,7 @@ class Trainer:
         return loss_sum
 
     def _forward(self, micro_batch: Batch, *, last: bool) -> Tensor:
-        """Compute the summed loss of a micro-batch in nats, [].
+        """Compute the summed loss of a micro-batch, [].
 
         The first forward pass also checks that the model draws no unkeyed random numbers.
         """

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig, config_sha256
@@ -18,6 +20,7 @@ from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.evaluator import Evaluator, goal_of, watched_metrics
 from toque.evaluation.heldout_loss import HeldOut
+from toque.evaluation.reference_nats import find_reference
 from toque.evaluation.sample_writer import SampleWriter, highlight
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import ScoresByTask
@@ -43,6 +46,7 @@ from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.launcher import is_launched
 from toque.training.lr_schedules import make_schedule
 from toque.training.micro_batch import OomFallback
+from toque.training.objectives.objective import Objective, imitation, preference
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.live_progress import ConsoleProgress, Summary
 from toque.training.observers.metrics_log import MetricsLog, start_event
@@ -54,8 +58,8 @@ from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optimisations import (
     choose_attention,
     choose_prefetch,
+    head_rows,
     list_disabled,
-    training_loss,
 )
 from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
@@ -101,6 +105,8 @@ class _Parts:
     stream: BatchStream
     fitted: Fitted
     reporter: Reporter
+    reference: NDArray[np.float32] | None = None
+    """Nats of each answer under the reference of dpo, [store rows]."""
 
     @property
     def folder(self) -> Path:
@@ -204,7 +210,28 @@ def _build_parts(
         max_seconds=probing_seconds(config, clock),
         reporter=reporter,
     )
-    return _Parts(config, store, runtime, placed, stream, fitted, reporter)
+    reference = None
+    if config.objective.kind == "dpo":
+        reference = find_reference(
+            Path(config.run_dir),
+            store,
+            stream.layout,
+            runtime,
+            placed.sharing,
+            continues=checkpoint is not None,
+            reporter=reporter,
+        )
+    return _Parts(config, store, runtime, placed, stream, fitted, reporter, reference)
+
+
+def _build_objective(parts: _Parts) -> Objective:
+    """Build the objective of the updates. Every call returns its own measurements."""
+    config = parts.config
+    chunk_rows = head_rows(config.train.optimisations)
+    if parts.reference is None:
+        smoothing = config.optim.label_smoothing
+        return imitation(smoothing=smoothing, chunk_rows=chunk_rows)
+    return preference(config.objective, parts.reference, chunk_rows=chunk_rows)
 
 
 def model_to_train(config: RunConfig, tokens: SpecialTokens) -> ModelToTrain:
@@ -258,8 +285,11 @@ def build_heldout(
     *,
     sharing: DataParallel | None = None,
     reporter: Reporter = SILENT,
+    preference: Objective | None = None,
 ) -> HeldOut:
     """Build the held-out loss over at most `evaluation.max_examples` examples.
+
+    Without an objective `preference`, the loss of pairs is of the chosen answers.
 
     Raises:
         ConfigError: The store has no held-out example that fits.
@@ -273,6 +303,7 @@ def build_heldout(
         runtime,
         sharing,
         reporter.notice,
+        preference,
     )
 
 
@@ -299,7 +330,13 @@ def _build_evaluator(parts: _Parts, interrupt: Interrupt) -> Evaluator:
     sharing = parts.placed.sharing
     layout = parts.stream.layout
     heldout = build_heldout(
-        config, store, layout, parts.runtime, sharing=sharing, reporter=reporter
+        config,
+        store,
+        layout,
+        parts.runtime,
+        sharing=sharing,
+        reporter=reporter,
+        preference=None if parts.reference is None else _build_objective(parts),
     )
 
     n_prompts = min(evaluation.texts, evaluation.generate)
@@ -347,7 +384,7 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
     switches = train.optimisations
     callbacks = Callbacks()
 
-    loss_fn = training_loss(switches, smoothing=optim.label_smoothing)
+    objective = _build_objective(parts)
     optimizer = optimizer_of(model, optim)
     totals = parts.stream.totals(train.stop_after)
     skip_step = SkipStep(**dict(optim.outliers)) if optim.outliers else None
@@ -359,7 +396,8 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
         model=model,
         optimizer=optimizer,
         batches=parts.stream,
-        loss_fn=runtime.phases.around("forward", loss_fn),
+        loss_fn=runtime.phases.around("forward", objective.loss_fn),
+        measurements=objective.measurements,
         lr_at=make_schedule(optim, length.stop_after, totals),
         max_grad_norm=optim.max_grad_norm,
         noise=_build_gradient_noise(config),

@@ -154,7 +154,13 @@ class Evaluation:
         return "\n".join(lines)
 
     def _loss_line(self) -> str:
-        loss, perplexity = self.heldout["loss"], self.heldout["perplexity"]
+        loss = self.heldout["loss"]
+        if (accuracy := self.heldout.get("rewards/accuracies")) is not None:
+            return (
+                f"held-out loss {loss:.4f} per pair, the chosen answer preferred in {accuracy:.1%} "
+                f"of the pairs, {self.heldout[BITS]:.3f} bits per byte of the chosen answers"
+            )
+        perplexity = self.heldout["perplexity"]
         line = f"held-out loss {loss:.4f} nats per token, perplexity {perplexity:.2f}"
         if BITS not in self.heldout:
             reason = "the targets are parts of texts"

@@ -142,3 +142,32 @@ def test_what_does_not_fit_is_refused():
         cross_entropy_sum(hidden, weight, labels[:-1])
     with pytest.raises(ValueError, match=r"not 1\.5"):
         cross_entropy_sum(hidden, weight, labels, smoothing=1.5)
+
+
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("chunk_rows", [5, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_labels_also_below_zero(dtype, chunk_rows, cap):
+    hidden, weight, bias, labels = inputs()
+    weights = torch.randn(labels.shape, generator=torch.Generator().manual_seed(4))
+    how = {"bias": bias, "chunk_rows": chunk_rows, "cap": cap, "label_weights": weights}
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        ours = cross_entropy_sum(hidden, weight, labels, **how)
+    logits = F.linear(hidden, weight, bias)
+    if cap is not None:
+        logits = cap * (logits / cap).tanh()
+    nats = F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE)
+    theirs = (weights * nats).sum()
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    wrt = (hidden, weight, bias)
+    for mine, other in zip(
+        torch.autograd.grad(ours, wrt), torch.autograd.grad(theirs, wrt), strict=True
+    ):
+        torch.testing.assert_close(mine, other, rtol=10 * tolerance, atol=tolerance)
+
+
+def test_weights_of_another_shape_are_refused():
+    hidden, weight, _, labels = inputs()
+    with pytest.raises(ValueError, match="label_weights"):
+        cross_entropy_sum(hidden, weight, labels, label_weights=torch.ones(3))

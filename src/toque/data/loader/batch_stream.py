@@ -7,9 +7,9 @@ cursor, so a checkpoint stores the position of the last trained batch, not of th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Self
 
@@ -53,9 +53,10 @@ class Step:
     cursor: Cursor  # cursor of the next update
     n_targets: int  # number of tokens with loss on all ranks
     n_tokens: int  # number of tokens without padding on all ranks
-    n_examples: int  # number of examples on all ranks
+    n_examples: int  # number of examples on all ranks; a pair is one example
     n_computed: int  # number of tokens with padding on this rank
     epoch: float  # passes over the data after this update
+    loss_count: int  # divisor of the summed loss: target tokens with loss, or pairs
     # Curriculum stage, from 1. None without a curriculum.
     stage: int | None = None
 
@@ -115,11 +116,14 @@ class BatchStream:
             ConfigError: The store has no training example, or its examples are too long.
         """
         refuse_empty(store, "train")
+        refuse_other_objective(config.objective.kind, store)
+        encoder = model.is_encoder_decoder
         rows = store.rows("train")
-        lengths = ExampleLengths.from_store(
-            store, rows, encoder=model.is_encoder_decoder, spans=spans
-        )
+        lengths = ExampleLengths.from_store(store, rows, encoder=encoder, spans=spans)
         refuse_overlong(lengths, context_length)
+        if store.has_pairs:
+            rows = store.pair_rows("train")
+            lengths = ExampleLengths.of_pairs(store, rows, encoder=encoder)
         mixture = Mixture.for_rows(config.data, store, rows, seed=config.seed)
         shape = row_shape(config.train, lengths, mixture)
         if spans is not None:
@@ -141,9 +145,12 @@ class BatchStream:
                 varied=varied,
             )
 
+        layout = Layout.for_model(store, model, shape, packed=config.train.pack)
+        if store.has_pairs:
+            layout = replace(layout, group=2)
         return cls(
             plan=_plan_run(config, store, rows, make_plan),
-            layout=Layout.for_model(store, model, shape, packed=config.train.pack),
+            layout=layout,
             prompt_lengths=store.prompt_lengths,
             target_lengths=store.target_lengths,
             rank=rank,
@@ -163,26 +170,32 @@ class BatchStream:
 
     def collate(self, cursor: Cursor, update: Update) -> Step:
         """Read and collate a planned update. Threads may call this at the same time."""
-        ids = np.array(list(chain.from_iterable(update.rows)), np.int64)
+        rows = update.rows
+        has_pairs = self.layout.group == 2
+        if has_pairs:
+            rows = tuple(map(with_rejected, rows))
+        ids = np.array(list(chain.from_iterable(rows)), np.int64)
         examples = None
         if self.varied is not None:
             examples = self.varied.for_epoch(self.plan.epoch_key(cursor))
         n_tokens, n_targets = self._count_tokens(ids, examples)
 
         # The ranks take turns at the rows.
-        owner = np.arange(len(update.rows)) % self.world_size
-        is_own = np.repeat(owner, list(map(len, update.rows))) == self.rank
-        own_rows = update.rows[self.rank :: self.world_size]
+        owner = np.arange(len(rows)) % self.world_size
+        is_own = np.repeat(owner, list(map(len, rows))) == self.rank
+        own_rows = rows[self.rank :: self.world_size]
         own_keys = example_keys(ids)[is_own]
         batch = self.layout.batch(own_rows, examples, keys=own_keys)
+        n_examples = len(ids) // self.layout.group
         return Step(
             batch=batch,
             cursor=update.cursor,
             n_targets=n_targets,
             n_tokens=n_tokens,
-            n_examples=len(ids),
+            n_examples=n_examples,
             n_computed=batch.n_computed,
             epoch=update.epoch,
+            loss_count=n_examples if has_pairs else n_targets,
             stage=cursor.stage + 1 if isinstance(self.plan, StagedPlan) else None,
         )
 
@@ -252,6 +265,15 @@ def _size_updates(batch: Duration, shape: RowShape) -> tuple[int | None, int]:
     return max(1, int(batch.amount // shape.tokens)), WINDOW_EXAMPLES
 
 
+def with_rejected(chosen: Sequence[int]) -> tuple[int, ...]:
+    """Return the store rows of pairs: each chosen answer, and the rejected one behind it.
+
+    >>> with_rejected([4, 10])
+    (4, 5, 10, 11)
+    """
+    return tuple(row for first in chosen for row in (first, first + 1))
+
+
 def example_keys(ids: Ints) -> Ints:
     """Compute a random key for each example of an update, int64 [examples].
 
@@ -298,6 +320,15 @@ class ExampleLengths:
             return cls(prompt, target, encoder=True)
         # A decoder does not read the last token.
         return cls(np.zeros_like(prompt), prompt + target - 1, encoder=False)
+
+    @classmethod
+    def of_pairs(cls, store: TokenStore, chosen: Ints, *, encoder: bool) -> Self:
+        """Collect the lengths of pairs, both answers together, from the rows of chosen answers."""
+        first = cls.from_store(store, chosen, encoder=encoder)
+        second = cls.from_store(store, chosen + 1, encoder=encoder)
+        return cls(
+            first.source + second.source, first.target + second.target, encoder=encoder
+        )
 
     def sample(self, mixture: Mixture | None = None) -> tuple[Ints, Ints]:
         """Sample source and target lengths evenly from an epoch, with the longest of each."""
@@ -346,6 +377,26 @@ def refuse_overlong(lengths: ExampleLengths, context_length: int | None) -> None
             f"The model's context length is {context_length} tokens, but the longest example in "
             f"the store has {longest}. Set data.max_prompt_tokens and data.max_target_tokens to at "
             f"most {context_length + 1} in total, and prepare the data again."
+        )
+
+
+def refuse_other_objective(kind: str, store: TokenStore) -> None:
+    """Refuse to imitate the rejected answers of pairs, and to compare answers without pairs.
+
+    Raises:
+        ConfigError: The store has pairs and `objective.kind` is sft, or it has none and it is dpo.
+    """
+    if store.has_pairs and kind != "dpo":
+        raise ConfigError(
+            f"The store {store.path} has preference pairs, but objective.kind is {kind}. Set it to "
+            "dpo. To imitate the chosen answers instead, set the columns of the source to "
+            "{prompt: prompt, target: chosen}, and prepare the data again."
+        )
+    if kind == "dpo" and not store.has_pairs:
+        raise ConfigError(
+            f"objective.kind is dpo, but the store {store.path} has no preference pairs. Name "
+            "sources with the fields prompt, chosen and rejected, or map others with columns, and "
+            "prepare the data again."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol, Self
@@ -266,7 +266,9 @@ class Layout:
     pad_id: int
     start_id: int = 0  # first input of an encoder-decoder's decoder
     packed: bool = True
-    """False for one example per row. All rows are then as long as the longest example."""
+    """False for one group per row. All rows are then as long as the longest group."""
+    group: int = 1
+    """Examples that follow each other and share a row: 2 for the answers of a pair."""
 
     @classmethod
     def for_model(
@@ -299,7 +301,7 @@ class Layout:
         shape = self.shape
         examples = examples or self.examples
         if not self.packed:
-            rows = [(example,) for row in rows for example in row]
+            rows = [group for row in rows for group in self._groups_in(row)]
             shape = self._unpacked_shape(examples, rows)
         if self.shape.source == 0:
             store = self.examples if isinstance(self.examples, TokenStore) else None
@@ -320,12 +322,19 @@ class Layout:
             keys=keys,
         )
 
+    def _groups_in(self, row: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Yield the groups of a packed row."""
+        for start in range(0, len(row), self.group):
+            yield row[start : start + self.group]
+
     def _unpacked_shape(self, examples: Examples, rows: Rows) -> RowShape:
-        """Compute the shape of rows that are as long as the longest example, at least 1 token."""
+        """Compute the shape of rows that are as long as the longest group, at least 1 token."""
         prompts, targets = _read_sides(examples, rows)
         if self.shape.source == 0:
-            n_inputs = prompts.lengths + targets.lengths - 1
-            return RowShape(0, int(n_inputs.max(initial=1)))
-        return RowShape(
-            int(prompts.lengths.max(initial=1)), int(targets.lengths.max(initial=1))
-        )
+            return RowShape(0, self._longest(prompts.lengths + targets.lengths - 1))
+        return RowShape(self._longest(prompts.lengths), self._longest(targets.lengths))
+
+    def _longest(self, lengths: Ints) -> int:
+        """Return the most tokens of a group, at least 1. The lengths are of its examples."""
+        by_group = lengths.reshape(-1, self.group).sum(1)
+        return int(by_group.max(initial=1))

@@ -96,6 +96,10 @@ class TokenStore:
         """List the rows of a split in ascending order."""
         return np.flatnonzero(self.split == SPLIT_CODES[split])
 
+    def wanted_rows(self, split: Split) -> Ints:
+        """List the rows of a split without the rejected answers of pairs."""
+        return self.pair_rows(split) if self.has_pairs else self.rows(split)
+
     def prompt(self, row: int, /) -> Ids:
         """Read the prompt ids of a row."""
         return self._read_row(self._sides[0], row)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from toque.batch import IGNORE, Batch, DecoderBatch
+from toque.batch import IGNORE, Batch
 from toque.hardware.onednn import onednn_linear
 from toque.models.forward.cpu_linear import (
     by_onednn,
@@ -35,6 +35,7 @@ def loss_sum(
     *,
     smoothing: float = 0.0,
     chunk_rows: int | None = None,
+    label_weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the cross-entropy of the batch's labels in nats, [] float32: a sum, not an average.
 
@@ -52,52 +53,13 @@ def loss_sum(
         chunk_rows=chunk_rows,
         n_labels=n_labels,
         cap=logit_cap(model),
+        label_weights=label_weights,
     )
-
-
-def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
-    """Compute the log-probability of each label in nats, in the shape of the labels.
-
-    Positions without a label are 0.
-    """
-    weight, bias = output_head(model)
-    cap = logit_cap(model)
-    hidden = hidden_states(model, batch)
-    is_labelled = batch.labels != IGNORE
-    labels = batch.labels[is_labelled]
-
-    chunk_rows = usual_chunk_rows(weight.shape[0], labels.device.type)
-    chunks = torch.split(hidden[is_labelled], chunk_rows)
-    label_chunks = torch.split(labels, chunk_rows)
-    nats = []
-    for chunk, targets in zip(chunks, label_chunks, strict=True):
-        logits = F.linear(chunk, weight.to(chunk.dtype), bias).float()
-        loss = F.cross_entropy(capped(logits, cap), targets, reduction="none")
-        nats.append(loss)
-
-    result = torch.zeros(batch.labels.shape, device=labels.device)
-    result[is_labelled] = -torch.cat(nats)
-    return result
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:
     """Replace logits by c * tanh(logits / c), in place. Without a cap c, return them unchanged."""
     return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-
-def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
-    """Compute the loss of each example in nats, by row, in the order of `batch.example_ids`."""
-    nats = -log_probabilities(model, batch)
-    segments = (
-        batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
-    )
-
-    # Segment numbers start at 1. Number 0 is padding.
-    n_segments = max(map(len, batch.example_ids), default=0)
-    sums = nats.new_zeros(batch.n_rows, n_segments + 1)
-    sums.scatter_add_(1, segments.long(), nats)
-    by_row = sums[:, 1:].tolist()
-    return [row[: len(ids)] for row, ids in zip(by_row, batch.example_ids, strict=True)]
 
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -138,6 +100,7 @@ def cross_entropy_sum(
     chunk_rows: int | None = None,
     n_labels: int | None = None,
     cap: float | None = None,
+    label_weights: Tensor | None = None,
 ) -> Tensor:
     """Sum the cross-entropy of `softmax(hidden @ weight.T + bias)` over labels, in nats.
 
@@ -155,6 +118,8 @@ def cross_entropy_sum(
         chunk_rows: Positions per chunk; `usual_chunk_rows` by default.
         n_labels: Number of labelled positions. Without it, the host waits for a GPU to count them.
         cap: c of logits c * tanh(logits / c) (Gemma Team 2024, arXiv 2408.00118, section 2).
+        label_weights: Factors of the labels' cross-entropies, [...] float32. They may be negative.
+            None: all are 1.
 
     Returns:
         The loss, [] float32, or float64 if `hidden` is float64. Without any label, the loss and the
@@ -170,6 +135,13 @@ def cross_entropy_sum(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and labels "
             f"{tuple(labels.shape)} must have the shapes [..., D], [V, D] and [...]"
         )
+    if label_weights is not None:
+        if label_weights.shape != labels.shape:
+            raise ValueError(
+                f"label_weights {tuple(label_weights.shape)} must have the shape of the labels, "
+                f"{tuple(labels.shape)}"
+            )
+        label_weights = label_weights.reshape(-1)
     if chunk_rows is None:
         chunk_rows = usual_chunk_rows(weight.shape[0], kind_of(hidden))
     loss: Tensor = _uncompiled_sum(
@@ -182,6 +154,7 @@ def cross_entropy_sum(
         n_labels,
         torch.is_grad_enabled(),
         cap,
+        label_weights,
     )
     return loss
 
@@ -335,6 +308,7 @@ class _CrossEntropySum(torch.autograd.Function):
         n_labels: int | None,
         grad_enabled: bool,  # noqa: FBT001  # autograd functions take arguments by position
         cap: float | None,
+        label_weights: Tensor | None,
     ) -> Tensor:
         needs = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
         precision = _Precision.of(hidden, smoothing=smoothing, cap=cap)
@@ -353,6 +327,9 @@ class _CrossEntropySum(torch.autograd.Function):
             for rows in torch.split(labelled, chunk_rows):
                 chunk = hidden.index_select(0, rows).to(precision.compute)
                 targets = labels.index_select(0, rows)
+                factors = None
+                if label_weights is not None:
+                    factors = label_weights.index_select(0, rows)
                 if is_padded:
                     part, chunk, rounded = _padded_loss_and_gradient(
                         chunk,
@@ -361,6 +338,7 @@ class _CrossEntropySum(torch.autograd.Function):
                         memory,
                         bias=bias,
                         vocabulary=len(weight),
+                        factors=factors,
                     )
                     grad_logits = rounded[:, : len(weight)]
                 else:
@@ -369,7 +347,7 @@ class _CrossEntropySum(torch.autograd.Function):
                     if bias is not None:
                         logits += bias
                     part, grad_logits = _loss_and_gradient(
-                        logits, targets, smoothing, cap
+                        logits, targets, smoothing, cap, factors
                     )
                     del logits
                     rounded = grad_logits.to(precision.compute)
@@ -395,7 +373,7 @@ class _CrossEntropySum(torch.autograd.Function):
             None if gradient is None else scale(gradient, grad_loss).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return (*scaled, None, None, None, None, None, None)
+        return (*scaled, None, None, None, None, None, None, None)
 
 
 # Shapes depend on the data, so a compiled caller must not trace into this function.
@@ -416,23 +394,27 @@ def _labelled_positions(
 
 
 def _loss_and_gradient(
-    logits: Tensor, targets: Tensor, smoothing: float, cap: float | None
+    logits: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    cap: float | None,
+    factors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Cap logits [C, V]. Compute their loss in nats, [], and its gradient by the uncapped logits.
 
-    The gradient may replace `logits`.
+    The gradient may replace `logits`. `factors` [C] multiply the loss of each row.
     """
     if cap is None:
-        return _smoothed_loss_and_gradient(logits, targets, smoothing)
+        return _smoothed_loss_and_gradient(logits, targets, smoothing, factors)
     logits = capped(logits, cap)
     # The derivative of c * tanh(x / c) is 1 - tanh(x / c)^2.
     derivative = (logits / cap).square_().neg_().add_(1.0)
-    loss, gradient = _smoothed_loss_and_gradient(logits, targets, smoothing)
+    loss, gradient = _smoothed_loss_and_gradient(logits, targets, smoothing, factors)
     return loss, gradient.mul_(derivative)
 
 
 def _smoothed_loss_and_gradient(
-    logits: Tensor, targets: Tensor, smoothing: float
+    logits: Tensor, targets: Tensor, smoothing: float, factors: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute the sum in nats, and its gradient p - (1 - e) * onehot - e/V, [C, V].
 
@@ -451,6 +433,9 @@ def _smoothed_loss_and_gradient(
     if smoothing > 0.0:
         logits -= smoothing / logits.shape[1]
     logits.scatter_(1, column, logits.gather(1, column) - (1.0 - smoothing))
+    if factors is not None:
+        losses *= factors[:, None]
+        logits *= factors[:, None]
     return losses.sum(), logits
 
 
@@ -462,6 +447,7 @@ def _padded_loss_and_gradient(
     *,
     bias: Tensor | None,
     vocabulary: int,
+    factors: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the loss of a chunk [C, D] with a matrix [P, D], both in bfloat16.
 
@@ -472,6 +458,7 @@ def _padded_loss_and_gradient(
         memory: Memory for the gradient, [at least R, P].
         bias: Bias of the output head [V].
         vocabulary: V.
+        factors: Factors of the loss of each row [C], or None.
 
     Returns:
         The loss in nats, [] float32; the chunk [R, D], padded with zero rows; the gradient of the
@@ -482,13 +469,16 @@ def _padded_loss_and_gradient(
     logits = torch.mm(padded, matrix.T, out=memory[: len(padded)])
     logits[n:] = 0.0
     logits[:, vocabulary:] = 0.0
-    loss = _replace_logits_by_gradient(logits[:n, :vocabulary], targets, bias)
+    loss = _replace_logits_by_gradient(logits[:n, :vocabulary], targets, bias, factors)
     gradient = logits  # in the same memory
     return loss, padded, gradient
 
 
 def _replace_logits_by_gradient(
-    bf16_logits: Tensor, targets: Tensor, bias: Tensor | None
+    bf16_logits: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    factors: Tensor | None,
 ) -> Tensor:
     """Replace logits [C, V] by the gradient of their loss. Return the loss in nats, [] float32.
 
@@ -498,6 +488,7 @@ def _replace_logits_by_gradient(
         bf16_logits: Logits without the bias, and then the gradient.
         targets: Token ids [C].
         bias: Bias of the output head [V].
+        factors: Factors of the loss of each row [C], or None.
     """
     n, vocabulary = bf16_logits.shape
     block_rows = max(1, _BLOCK_ELEMENTS // vocabulary)
@@ -505,8 +496,13 @@ def _replace_logits_by_gradient(
     logit_blocks = torch.split(bf16_logits, block_rows)
     target_blocks = torch.split(targets, block_rows)
 
+    factor_blocks: Sequence[Tensor | None] = [None for _ in target_blocks]
+    if factors is not None:
+        factor_blocks = torch.split(factors, block_rows)
+
     loss = torch.zeros((), dtype=torch.float32)
-    for block_logits, block_targets in zip(logit_blocks, target_blocks, strict=True):
+    blocks = zip(logit_blocks, target_blocks, factor_blocks, strict=True)
+    for block_logits, block_targets, block_factors in blocks:
         logits = scratch[: len(block_logits)].copy_(block_logits)
         if bias is not None:
             logits += bias
@@ -514,8 +510,13 @@ def _replace_logits_by_gradient(
         # In place: the kernel has read a row's logits before it writes the row.
         probabilities = torch.softmax(logits, 1, out=logits)
         of_targets = probabilities.gather(1, column)
-        loss += _nats(of_targets.squeeze(1), block_logits, column, bias).sum()
-        block_logits.copy_(probabilities.scatter_(1, column, of_targets - 1.0))
+        nats = _nats(of_targets.squeeze(1), block_logits, column, bias)
+        gradient = probabilities.scatter_(1, column, of_targets - 1.0)
+        if block_factors is not None:
+            nats *= block_factors
+            gradient *= block_factors[:, None]
+        loss += nats.sum()
+        block_logits.copy_(gradient)
     return loss
 
 

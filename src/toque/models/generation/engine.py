@@ -57,6 +57,7 @@ def generate(
     pad_id: int,
     constraints: Sequence[Constraint] = (),
     places: Sequence[str] = (),
+    draws: Sequence[int] = (),
     on_progress: Count = uncounted,
     on_token: OnToken | None = None,
     on_logprob: OnLogprob | None = None,
@@ -77,6 +78,7 @@ def generate(
         pad_id: Padding of a batch, and the first token of an encoder-decoder's answer.
         constraints: The form of each answer (`constraints.py`). Empty for free answers.
         places: The origin of each prompt, for errors. If empty, errors contain the prompt's index.
+        draws: Number of each answer, for its random numbers. If empty, it is the prompt's index.
         on_progress: Receives the number of finished prompts, the number of all prompts, and the
             finished fraction of the tokens.
         on_token: Receives a prompt's index and its next token, or None after the last token.
@@ -98,9 +100,11 @@ def generate(
     n_top_logprobs = None if on_logprob is None else 0
     forms: Sequence[Constraint | None] = constraints or [None for _ in prompts]
     orders = [
-        Order(prompt, limit, options, number, n_top_logprobs, constraint=form)
-        for number, (prompt, limit, form) in enumerate(
-            zip(prompts, limits, forms, strict=True)
+        Order(
+            prompt, limit, options, number, n_top_logprobs, constraint=form, draw=draw
+        )
+        for number, (prompt, limit, draw, form) in enumerate(
+            zip(prompts, limits, draws or range(len(prompts)), forms, strict=True)
         )
     ]
 

@@ -59,6 +59,8 @@ class Order:
     """Fixed first tokens of the answer, which are not reported."""
     constraint: Constraint | None = None
     """Form of the answer."""
+    draw: int | None = None
+    """Replaces `number` in the random numbers."""
 
 
 class NewToken(NamedTuple):
@@ -334,10 +336,11 @@ def _sample(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
     options = rows[0].order.options
     if options.is_greedy:
         return logits.argmax(-1).tolist()
-    draws = [
-        uniform(row.order.options.seed, row.order.number, len(row.answer))
-        for row in rows
-    ]
+    draws = []
+    for row in rows:
+        order = row.order
+        draw = order.number if order.draw is None else order.draw
+        draws.append(uniform(order.options.seed, draw, len(row.answer)))
     return sample_tokens(
         logits, draws, options.temperature, options.top_k, options.top_p
     ).tolist()

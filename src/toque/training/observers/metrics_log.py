@@ -42,25 +42,26 @@ from toque.units import Duration, Progress
 
 
 class LossSum(NamedTuple):
-    """Sums of the training loss in nats and of its target tokens, over updates with a finite loss.
+    """Sums of the training loss and of its divisor, over updates with a finite loss.
 
     The sums are tensors on the device, so adding an update does not wait for CUDA.
     """
 
-    nats: Tensor | float = 0.0
-    targets: Tensor | float = 0.0
+    loss: Tensor | float = 0.0
+    count: Tensor | float = 0.0
 
     def plus(self, info: StepInfo) -> LossSum:
         """Return the sums after another update."""
         loss = torch.as_tensor(info.loss).detach().double()
         is_finite = torch.isfinite(loss)
-        nats = torch.where(is_finite, loss, 0.0) * info.n_targets
-        return LossSum(self.nats + nats, self.targets + is_finite * info.n_targets)
+        loss_sum = torch.where(is_finite, loss, 0.0) * info.loss_count
+        count = is_finite * info.loss_count
+        return LossSum(self.loss + loss_sum, self.count + count)
 
     def mean_since(self, before: LossSum) -> float:
-        """Return the mean loss per target token since earlier sums, or NaN without an update."""
-        targets = float(self.targets - before.targets)
-        return float(self.nats - before.nats) / targets if targets else math.nan
+        """Return the mean loss since earlier sums, or NaN without an update."""
+        count = float(self.count - before.count)
+        return float(self.loss - before.loss) / count if count else math.nan
 
 
 @dataclass
@@ -77,6 +78,8 @@ class StepWindow:
     parts: dict[str, float] = field(default_factory=dict)
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0
+    # Sums of what the objective measures, by metric name. They stay on the device.
+    measured: dict[str, Tensor] = field(default_factory=dict)
     first_lr: float = math.nan  # learning rate of the first update
     last: StepInfo | None = None
 
@@ -93,6 +96,8 @@ class StepWindow:
         self.seconds += info.seconds
         for part, seconds in info.parts.items():
             self.parts[part] = self.parts.get(part, 0.0) + seconds
+        for name, value in info.measured.items():
+            self.measured[name] = self.measured.get(name, 0.0) + value
         if info.slowed:
             self.slowed_tokens += info.n_tokens
             self.slowed_seconds += info.seconds
@@ -333,6 +338,8 @@ class MetricsLog(Callback):
             optional["stage"] = last.stage
         if window.parts:
             optional["parts"] = window.parts
+        for name, total in window.measured.items():
+            optional[name] = float(total) / window.n_steps
         if len(losses) > 1:
             # Waits for the device once instead of once per loss.
             optional["losses"] = torch.stack(losses).tolist()

@@ -434,8 +434,8 @@ class Overfitting(Callback):
     def state_dict(self) -> State:
         """Return the sums, so that a continued run compares the same updates."""
         return {
-            "nats": float(self._losses.nats),
-            "targets": int(self._losses.targets),
+            "nats": float(self._losses.loss),
+            "targets": int(self._losses.count),
             "warned": self._warned,
         }
 

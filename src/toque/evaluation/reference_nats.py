@@ -1,0 +1,150 @@
+"""Reference of dpo: the nats of every answer under the model that the run starts from.
+
+They are computed once, before training, so no second model is in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from toque.data.array_types import Ints
+from toque.data.loader.batch_stream import (
+    ExampleLengths,
+    usual_rows,
+    with_rejected,
+)
+from toque.data.loader.collate import Layout
+from toque.data.loader.epoch_plan import WINDOW_EXAMPLES
+from toque.data.loader.packing import RowShape, choose_shape
+from toque.data.store.token_store import TokenStore
+from toque.errors import CheckpointError, ConfigError
+from toque.evaluation.heldout_loss import HeldOut, RowsPerStep, pack_rows
+from toque.models.forward.loss import loss_sum
+from toque.reporter import SILENT, Reporter, counting
+from toque.storage.atomic import atomic_file, disk_faults
+from toque.training.distributed.data_parallel import DataParallel
+from toque.training.runtime import Runtime
+
+REFERENCE: Final = "reference.npz"
+"""File of a run folder with the reference: the arrays `nats` and `key`."""
+
+
+def find_reference(
+    folder: Path,
+    store: TokenStore,
+    layout: Layout,
+    runtime: Runtime,
+    sharing: DataParallel,
+    *,
+    continues: bool,
+    reporter: Reporter = SILENT,
+) -> NDArray[np.float32]:
+    """Read the reference from the run folder, or compute it with the current weights and write it.
+
+    Every rank calls this function, before the weights of a checkpoint are loaded.
+
+    Args:
+        folder: The run folder.
+        store: Store with preference pairs.
+        layout: Layout of the training batches.
+        runtime: Device and precision.
+        sharing: The model to train.
+        continues: Whether the run continues from a checkpoint.
+        reporter: Receives the progress.
+
+    Returns:
+        The nats of each answer, [store rows]. Rows that are left out have 0.
+
+    Raises:
+        ConfigError: The run continues, and its reference is of other weights or data.
+        CheckpointError: The file cannot be written.
+    """
+    ranks = runtime.ranks
+    with sharing.full_model() as model:
+        key = f"{weights_sha256(model)} {store.fingerprint}"
+        saved = _read(folder / REFERENCE) if ranks.is_main else None
+        saved = ranks.broadcast(saved)
+        if saved is not None and saved[0] == key:
+            return saved[1]
+        if saved is not None and continues:
+            raise ConfigError(
+                f"{folder / REFERENCE} was computed with other weights or data than "
+                "model.start_from and data.store have now, so the rewards of this run would "
+                "change. Restore them, or choose another run_dir."
+            )
+        nats = _compute(store, layout, runtime, model, reporter)
+    if ranks.is_main:
+        with disk_faults(
+            folder, "writing the reference", setting="run_dir", error=CheckpointError
+        ):
+            folder.mkdir(parents=True, exist_ok=True)
+            with atomic_file(folder / REFERENCE) as file:
+                np.savez(file, nats=nats, key=np.array(key))
+    return nats
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """Hash the names and values of a model's weights."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode())
+        values = parameter.detach().cpu().contiguous()
+        digest.update(values.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> tuple[str, NDArray[np.float32]] | None:
+    """Read the key and the nats of a reference, or None if there is no complete file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return str(file["key"]), file["nats"].astype(np.float32)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _compute(
+    store: TokenStore,
+    layout: Layout,
+    runtime: Runtime,
+    model: nn.Module,
+    reporter: Reporter,
+) -> NDArray[np.float32]:
+    """Compute the nats of all answers, divided among the ranks."""
+    ranks = runtime.ranks
+    splits = [store.pair_rows("train"), store.pair_rows("validation")]
+    rows = np.array(with_rejected(np.concatenate(splits).tolist()), np.int64)
+    encoder = layout.shape.source > 0
+    lengths = ExampleLengths.from_store(store, rows, encoder=encoder)
+    shape = choose_shape(*lengths.sample(), encoder=encoder)
+    packed = list(_pack(store, rows, shape))
+    answers = HeldOut(
+        layout=replace(layout, shape=shape, group=1),
+        rows=packed[ranks.rank :: ranks.world_size],
+        loss_sum=loss_sum,
+        autocast=runtime.autocast,
+        device=runtime.device,
+        rows_per_step=RowsPerStep(usual_rows(shape.tokens), reporter.notice),
+    )
+    with counting(reporter, "computing the reference", "answers") as count:
+        local = [(row, nats) for row, nats, _ in answers.by_example(model, count)]
+
+    result = np.zeros(store.n_rows, np.float32)
+    for row, nats in chain.from_iterable(ranks.all_gather(local)):
+        result[row] = nats
+    return result
+
+
+def _pack(store: TokenStore, rows: Ints, shape: RowShape) -> Iterator[Sequence[int]]:
+    """Pack store rows window by window, because the time grows faster than the window."""
+    for start in range(0, len(rows), WINDOW_EXAMPLES):
+        yield from pack_rows(store, rows[start : start + WINDOW_EXAMPLES], shape)

@@ -1,0 +1,106 @@
+"""Policy gradient with one update per batch of generated texts: grpo and best_of.
+
+A text i has the weight w_i, and an update minimises sum(w_i nats_i). For grpo the weight is the
+advantage of the text in its group (Shao et al. 2024, arXiv 2402.03300, section 4.1.2). The texts
+come from the weights in training, so the ratio of new and old probabilities is 1, and clipping
+never acts. For best_of the weight is 1 for the best text of a prompt (Dong et al. 2023, arXiv
+2304.06767), and the other texts are not in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from toque.batch import IGNORE, Batch
+from toque.data.array_types import Floats
+from toque.models.forward.example_losses import (
+    log_probabilities,
+    most_examples,
+    spread_by_example,
+    weighted_loss_sum,
+)
+from toque.models.forward.loss import loss_sum
+from toque.models.generation.engine import evaluating
+from toque.training.objectives.measurements import Measurements
+
+_MIN_DEVIATION = 1e-4
+"""Added to the standard deviation of a group's rewards, so that tiny differences stay small."""
+
+
+def advantages(rewards: Floats) -> Floats:
+    """Compute how much better each text is than its group, in standard deviations.
+
+    They are not divided by the length of the text (Liu et al. 2025, arXiv 2503.20783). In a group
+    with equal rewards, all are 0.
+
+    Args:
+        rewards: Rewards of the texts of each prompt, [prompts, samples].
+
+    >>> advantages(np.array([[0.0, 1.0], [0.5, 0.5]])).round(3).tolist()
+    [[-0.707, 0.707], [0.0, 0.0]]
+    """
+    difference = rewards - rewards.mean(1, keepdims=True)
+    deviation = rewards.std(1, ddof=1, keepdims=True)
+    result: Floats = difference / (deviation + _MIN_DEVIATION)
+    return result
+
+
+@dataclass
+class PolicyLoss:
+    """Loss function of generated texts: the sum of weight times nats over the texts of a batch.
+
+    Whoever generates the texts of an update sets `weights` before the update.
+    """
+
+    kl: float = 0.0
+    """Weight of the Kullback-Leibler divergence from the reference model, per token."""
+    reference: nn.Module | None = None
+    """The reference model. Only needed with `kl`."""
+    chunk_rows: int | None = None
+    weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """Weights of the texts, by their ids in `batch.example_ids`."""
+
+    def __post_init__(self) -> None:
+        self.measurements = Measurements(("kl",) if self.kl else ())
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Compute the weighted sum, and add the divergence, [] float32."""
+        is_labelled = batch.labels != IGNORE
+        weights = self._weights_of(batch).to(batch.labels.device) * is_labelled
+        if self.reference is None:
+            return loss_sum(
+                model, batch, chunk_rows=self.chunk_rows, label_weights=weights
+            )
+        with evaluating(self.reference), torch.no_grad():
+            reference = log_probabilities(self.reference, batch)
+        weigh = partial(self._weigh, weights, reference, is_labelled)
+        return weighted_loss_sum(model, batch, weigh, chunk_rows=self.chunk_rows)
+
+    def _weigh(
+        self, weights: Tensor, reference: Tensor, is_labelled: Tensor, nats: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add the divergence: the estimator k3 of Schulman 2020, "Approximating KL divergence".
+
+        With the log-ratio d = log p_reference - log p, it is exp(d) - 1 - d per token.
+        """
+        log_ratio = (reference + nats) * is_labelled
+        slope = torch.expm1(log_ratio)
+        divergence = (slope - log_ratio).sum()
+        self.measurements.add(divergence[None])
+        loss = (weights * nats).sum() + self.kl * divergence
+        return loss, weights + self.kl * slope
+
+    def _weights_of(self, batch: Batch) -> Tensor:
+        """Give every label the weight of its text, in the shape of the labels, on the CPU."""
+        values = np.zeros((batch.n_rows, most_examples(batch)), np.float32)
+        for row, ids in enumerate(batch.example_ids):
+            values[row, : len(ids)] = self.weights[list(ids)]
+        return spread_by_example(
+            torch.from_numpy(values).to(batch.labels.device), batch
+        )
