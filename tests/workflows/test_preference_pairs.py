@@ -17,6 +17,7 @@ from toque.data.prepare.conversation_rows import CUT_ANSWERS
 from toque.data.prepare.preference_rows import CUT_PAIRS
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
+from toque.storage.download import CACHE_VARIABLE
 from toque.workflows.prepared_store import open_store
 from workflows.test_chat_bases import chat_base
 
@@ -101,14 +102,23 @@ def test_columns_of_a_program_name_the_answers(config):
         toque.prepare(config, data=rows, columns={"prompt": "q", "chosen": "j"})
 
 
-def test_a_saved_dataset_is_read_like_a_file(config, tmp_path):
-    datasets.Dataset.from_list(talks()).save_to_disk(str(tmp_path / "saved"))
+@pytest.mark.parametrize("kind", ["saved", "hf"])
+def test_a_dataset_is_read_like_a_file(kind, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "toque"))
+    folder = tmp_path / "saved"
+    if kind == "saved":
+        datasets.Dataset.from_list(talks()).save_to_disk(str(folder))
+    else:
+        folder.mkdir()
+        write(folder / "train.jsonl", talks())
+    path = str(folder) if kind == "saved" else f"hf:{folder}:train"
     t5 = {"family": "t5", "shape": {"d_model": 16, "num_layers": 1, "num_heads": 2}}
     changed = toque.configure(
         TINY | {"model": {"tokenizer": "trained:512", **t5}},
         run_dir=config.run_dir,
         data={
-            "sources": [{"path": str(tmp_path / "saved")}],
+            "sources": [{"path": path}],
             "store": config.data.store,
         },
     )
@@ -200,7 +210,7 @@ def test_the_report_of_prepare_shows_dropped_pairs(tmp_path, capsys):
     main(["prepare", str(tmp_path / "my.yaml")])
     shown = capsys.readouterr().out
     assert "chosen and rejected differ only in white space" in shown
-    assert "json-lines preference pairs" in shown
+    assert "json-lines chosen and rejected texts" in shown
 
 
 @WITH_DPO

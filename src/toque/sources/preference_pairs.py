@@ -58,6 +58,7 @@ from toque.sources.records import (
     Source,
     Turn,
     add_encoding,
+    attempt,
     is_filled,
     unpack,
 )
@@ -76,7 +77,7 @@ _SIDES = (CHOSEN, REJECTED)
 _MAX_NAMES = 3  # maximum number of files in a message
 _MAX_BLOCKS = 8  # number of blocks that are searched for a first pair
 _ANSWER_MARK = re.compile(
-    r"^[#* \t]*(?:assistant|response|answer|a|tl;dr)[* \t]*:"
+    r"^[#* \t]*+(?:assistant|response|answer|a|tl;dr)[* \t]*+:"
     r"|<\|im_start\|>assistant|<\|assistant\|>|<start_of_turn>model|\[/INST\]"
     r"|<\|start_header_id\|>assistant<\|end_header_id\|>",
     re.IGNORECASE | re.MULTILINE,
@@ -124,8 +125,8 @@ class PreferenceReader:
     def has_one_turn(self, path: Path) -> bool:
         """Check that the first pair in a file has a single question, or that it is not usable."""
         record = self._find_first_record(path)
-        examples = replace(self, form="one turn").examples_of(record, Counter())
-        return examples != SEVERAL_TURNS
+        reader = replace(self, form="one turn")
+        return attempt(reader.examples_of, record, Counter()) != SEVERAL_TURNS
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read blocks of records."""
@@ -133,10 +134,8 @@ class PreferenceReader:
 
     def schema(self, path: Path) -> str:
         """Return the layout of a file, for the report."""
-        kind = "preference pairs"
-        if self.form != "texts":
-            kind = "preference pairs of messages"
-        return f"{self._layout(path).name} {kind}"
+        kind = "texts" if self.form == "texts" else "messages"
+        return f"{self._layout(path).name} chosen and rejected {kind}"
 
     def examples(self, block: Block) -> BlockExamples:
         """Make two examples of each record with two different answers, the chosen one first."""
@@ -331,9 +330,8 @@ def _join_turns(
     """
     is_entire_conversation = bool(turns) and turns[0].role != ASSISTANT
     if is_entire_conversation:
-        missing = [
-            turn for turn in before if _contents([turn])[0] not in _contents(turns[:-1])
-        ]
+        contents = {*_contents(turns[:-1])}
+        missing = [turn for turn in before if contents.isdisjoint(_contents([turn]))]
         if any(turn.role != "system" for turn in missing):
             return PROMPT_NOT_INSIDE
         before = missing

@@ -10,6 +10,7 @@ from toque.data.store.token_column import Ids
 from toque.data.store.token_store import TokenStore, span_bounds
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
+from toque.sources.preference_pairs import CHOSEN, PREFERRED, REJECTED
 from toque.sources.records import NO_TASK
 from toque.units import Cursor
 from toque.workflows.plan.outlined_model import outline_stream
@@ -49,9 +50,13 @@ def show_batch(
 
     task_names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
     tasks = store.column("task")
+    labels = {row: f"task {task_names[int(tasks[row])]}" for row in rows[:max_examples]}
+    if store.has_pairs:
+        preferred = store.column(PREFERRED)
+        labels = {row: CHOSEN if preferred[row] else REJECTED for row in labels}
     examples = tuple(
-        _describe_example(store, stream, cursor, row, task_names[int(tasks[row])])
-        for row in rows[:max_examples]
+        _describe_example(store, stream, cursor, row, label)
+        for row, label in labels.items()
     )
     return ShownBatch(heading, examples, max(0, len(rows) - max_examples))
 
@@ -65,7 +70,7 @@ def _heading(step: int, update: Step, *, n_examples: int) -> str:
 
 
 def _describe_example(
-    store: TokenStore, stream: BatchStream, cursor: Cursor, row: int, task: str
+    store: TokenStore, stream: BatchStream, cursor: Cursor, row: int, label: str
 ) -> str:
     """Return a store row's prompt and target as text, after the augmentation of the epoch."""
     if stream.varied is None:
@@ -77,7 +82,7 @@ def _describe_example(
     change = _describe_augmentation(stream, row, cursor)
     prompt = _decode(codec, prompt_ids)
     target = _decode_target(codec, target_ids, store.spans(row))
-    return f"\n--- store row {row}, task {task}{change}\n{prompt}\n>>>\n{target}"
+    return f"\n--- store row {row}, {label}{change}\n{prompt}\n>>>\n{target}"
 
 
 def _describe_augmentation(stream: BatchStream, row: int, cursor: Cursor) -> str:

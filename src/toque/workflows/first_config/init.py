@@ -175,8 +175,7 @@ def init(
     remarks = [remark for source in survey for remark in source.remarks]
     remarks += [*base.remarks, *split_remarks]
     if start == "scratch":
-        remarks += remark_on_few_records(survey)
-        remarks += remark_on_new_model_of_pairs(survey)
+        remarks += remark_on_new_model_of_pairs(survey) or remark_on_few_records(survey)
     forecast = "" if plan is None else plan.forecast(total)
     return Initialised(file, config, tuple(survey), tuple(remarks), forecast)
 
