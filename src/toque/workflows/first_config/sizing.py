@@ -525,25 +525,33 @@ def find_best_size(
         like: Measured runs over texts of the same kind, for the forecast.
         is_over: Function that is called before each size except the first. True ends the search.
     """
-    best: Choice | None = None
-    tokenizer = (tokenizer or tokenizer_for_text(text)).adjust_to(like)
-    bytes_per_token = tokenizer.bytes_per_token
-    for name in [only] if only else SIZES:
-        size = SIZES[name]
-        if best is not None and text < _BYTES_PER_PARAMETER * size.parameters:
-            break
-        if best is not None and is_over():
-            best = best._replace(is_incomplete=True)
-            break
-        tokens_per_second = rate(size)
-        useful = _useful_passes(text, size)
-        passes = Passes(useful, seconds * tokens_per_second * bytes_per_token / text)
+    text_tokenizer = (tokenizer or tokenizer_for_text(text)).adjust_to(like)
+    bytes_per_token = text_tokenizer.bytes_per_token
+
+    def try_size(name: str) -> Choice:
+        tokens_per_second = rate(SIZES[name])
+        passes = Passes(
+            useful=_useful_passes(text, SIZES[name]),
+            possible=seconds * tokens_per_second * bytes_per_token / text,
+        )
         tokens = passes.tokens(tokens_per_second, seconds)
         bits = predict_bits(name, tokens * bytes_per_token, text)
-        if best is not None and bits >= best.bits_per_byte:
+        return Choice(
+            name, text_tokenizer, tokens, tokens_per_second, bits, passes, like
+        )
+
+    smallest, *larger = [only] if only else SIZES
+    best = try_size(smallest)
+    for name in larger:
+        if text < _BYTES_PER_PARAMETER * SIZES[name].parameters:
             break
-        best = Choice(name, tokenizer, tokens, tokens_per_second, bits, passes, like)
-    assert best is not None  # `SIZES` is not empty
+        if is_over():
+            best = best._replace(is_incomplete=True)
+            break
+        choice = try_size(name)
+        if choice.bits_per_byte >= best.bits_per_byte:
+            break
+        best = choice
 
     # The runs over recipes choose the size also for plain text, because they are longer and cover
     # more sizes. For plain text, this choice was the best of nine runs.
