@@ -11,7 +11,6 @@ from typing import cast
 
 from transformers import PreTrainedModel
 
-from toque.cooking.recipe_scores import advice_on_score
 from toque.data.store.token_store import refuse_replaced
 from toque.data.tokenizer.codec import Codec
 from toque.errors import CheckpointError, in_shell
@@ -192,7 +191,7 @@ def _write(
         reporter.notice(NO_TEMPLATE)
     if samples:
         reporter.notice(format_excerpt(samples[0], columns=reporter.columns))
-    return history.overfitting_note or _advise(evaluation)
+    return history.overfitting_note or evaluation.advice
 
 
 def _write_end(folder: Path, *, step: int, model_step: int | None) -> None:
@@ -206,12 +205,6 @@ def _write_end(folder: Path, *, step: int, model_step: int | None) -> None:
         folder, "writing the end", setting="run_dir", error=CheckpointError
     ):
         atomic_write(folder / END, (json.dumps(end) + "\n").encode())
-
-
-def _advise(evaluation: Evaluation) -> str:
-    """Return advice if the recipes are poor, else ""."""
-    score = evaluation.texts.overall.get("recipe_score")
-    return "" if score is None else advice_on_score(score.value)
 
 
 def _summarise(evaluation: Evaluation, watched: Sequence[str]) -> str:

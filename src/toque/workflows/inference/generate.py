@@ -26,6 +26,7 @@ from toque.workflows.results import Answer, Model, Written, resolve_model
 from toque.workflows.trained_model.folders import check_model, finished_model
 from toque.workflows.trained_model.prompt_format import find_task, task_classes
 from toque.workflows.trained_model.prompt_reader import (
+    Prompts,
     ReadPrompt,
     check_utf8,
     read_prompts,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from toque.models.generation.constraints import Constraint
     from toque.workflows.inference.open_model import OpenedModel
 
-Prompts = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
-"""One prompt or several. Each is a text or a record of fields."""
 OnText = Callable[[int, Written], object]
 """Function called with the index of a text and the text so far."""
 _UNFINISHED = "\ufffd"

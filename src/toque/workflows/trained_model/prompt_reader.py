@@ -21,6 +21,9 @@ from toque.workflows.trained_model.prompt_format import (
     format_recipe,
 )
 
+Prompts = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+"""One prompt or several. Each is a text or a record of fields."""
+
 
 class ReadPrompt(NamedTuple):
     """A prompt in the model's training format, and its position in a call or a file."""
@@ -30,7 +33,7 @@ class ReadPrompt(NamedTuple):
 
 
 def read_prompts(
-    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+    prompts: Prompts,
     file: str | Path | None,
     *,
     task: Task | OwnTask | None,
