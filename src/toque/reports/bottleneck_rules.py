@@ -211,32 +211,27 @@ def _check_evaluation(facts: Facts) -> Findings:
         f"{_format_wall_share(facts, shares.EVALUATION)} of the time went into {n:,} "
         f"{'evaluation' if n == 1 else 'evaluations'}"
     )
-    if longer is not None and share - longer.saved < NOTABLE:
-        yield Finding(
-            "evaluation",
-            longer.saved,
-            sentence,
-            lever="evaluate less often",
-            settings=(longer.override,),
-            gain=speed_gain(longer.saved),
-        )
-        return
-
-    # Fewer examples make the scores less precise, so they are the second remedy.
-    reductions = _smaller_evaluation(facts)
+    weight = share
+    gain = None
     remedies = []
     settings = []
     if longer is not None:
         remedies.append("less often")
         settings.append(longer.override)
-    if reductions:
+    if longer is not None and share - longer.saved < NOTABLE:
+        weight = longer.saved
+        gain = speed_gain(weight)
+    # Fewer examples make the scores less precise, so they are the second remedy.
+    elif reductions := _smaller_evaluation(facts):
         remedies.append("on fewer examples and texts")
+        settings += reductions
     yield Finding(
         "evaluation",
-        share,
+        weight,
         sentence,
         lever=f"evaluate {' and '.join(remedies)}" if remedies else None,
-        settings=(*settings, *reductions),
+        settings=tuple(settings),
+        gain=gain,
     )
 
 
