@@ -48,15 +48,13 @@ class TextToken(NamedTuple):
         """Most likely tokens, their texts and log-probabilities, including the chosen token."""
         chosen = self.new.token
         tokens = []
-        has_chosen = False
         for (token, logprob), text in zip(
             self.new.top_logprobs, self.alternatives, strict=True
         ):
-            is_chosen = token == chosen
-            has_chosen = has_chosen or is_chosen
             # The chosen token has its text in this position, e.g. of a complete character.
-            tokens.append((token, self.text if is_chosen else text, logprob))
-        if not has_chosen and self.new.logprob is not None:
+            tokens.append((token, self.text if token == chosen else text, logprob))
+        is_listed = any(token == chosen for token, _ in self.new.top_logprobs)
+        if not is_listed and self.new.logprob is not None:
             tokens.append((chosen, self.text, self.new.logprob))
         return tokens
 
