@@ -294,7 +294,7 @@ class Choice(NamedTuple):
     def forecast(self, total: Duration) -> str:
         """Describe the expected loss of a run from scratch, its model and its length."""
         expected = "no held-out loss, because the run reads too little text"
-        basis = ""
+        notes = []
         loss = self.bits_per_byte * math.log(2.0) * self.tokenizer.bytes_per_token
         if loss < self._random_loss():
             expected = (
@@ -302,19 +302,22 @@ class Choice(NamedTuple):
             )
             if self._is_rough():
                 expected += ", ±17 %"  # eight runs with many passes were within 17 % (lab/notes.md)
-            basis = f" The forecast is based on runs over {self.like.texts}"
+            basis = f"runs over {self.like.texts}"
             if self.difficulty != 1.0:
                 basis += " and on the compression of your texts"
-            basis += ": docs/explanation/what-to-expect.md."
-
+            notes.append(
+                f"The forecast is based on {basis}: docs/explanation/what-to-expect.md."
+            )
         if self.is_incomplete:
-            basis += (
-                f" Larger models were not tried, because the measurement took {_MEASURING:.0%} of "
+            notes.append(
+                f"Larger models were not tried, because the measurement took {_MEASURING:.0%} of "
                 "the time."
             )
-        return (
-            f"Forecast: {expected}. Model: {self.model}, {self.rate:,.0f} tokens/s on this "
-            f"machine. The run reads {self.passes.describe(self.tokens, self.rate, total)}.{basis}"
+
+        model = f"Model: {self.model}, {self.rate:,.0f} tokens/s on this machine."
+        length = self.passes.describe(self.tokens, self.rate, total)
+        return " ".join(
+            [f"Forecast: {expected}.", model, f"The run reads {length}.", *notes]
         )
 
     def _random_loss(self) -> float:
