@@ -91,9 +91,7 @@ class Evaluation:
     def to_json(self) -> str:
         """Return the content of evaluation.json. Numbers that are not finite become null."""
         overall = self.texts.overall
-        memorisation = None
-        if self.memorisation is not None:
-            memorisation = self.memorisation.record()
+        memorisation = self.memorisation
         record = {
             "step": self.step,
             "heldout": dict(self.heldout),
@@ -106,7 +104,7 @@ class Evaluation:
             },
             "applies_to": {name: estimate.n for name, estimate in overall.items()},
             "slices": self._slices_record(),
-            "memorisation": memorisation,
+            "memorisation": None if memorisation is None else memorisation.record(),
             "failed": dict(self.texts.failed),
             "method": {
                 "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",

@@ -60,19 +60,21 @@ def finish(run: Run, reporter: Reporter) -> str:
         Advice if the model is poor, otherwise "".
     """
     trainer = run.trainer
-    step = trainer.progress.step
+    last_step = trainer.progress.step
     folder = Path(run.config.run_dir)
     ranks = run.evaluator.ranks
-    if ranks.broadcast(_is_finished(folder, step)):
+    if ranks.broadcast(_is_finished(folder, last_step)):
         return ""
 
     began = time.perf_counter()
     refuse_replaced(run.store)
+    goal = None
+    model_step = last_step
     best = broadcast_checkpoint(trainer.checkpoints.best, ranks)
     if best is not None:
         load_weights(trainer.model, best)
-        step = best.step
-    goal = None if best is None else trainer.goal
+        goal = trainer.goal
+        model_step = best.step
     losses = run.evaluator.losses()
     with run.evaluator.sharing.full_model() as gathered:
         model = cast("PreTrainedModel", gathered)
@@ -80,7 +82,7 @@ def finish(run: Run, reporter: Reporter) -> str:
         advice = ""
         if ranks.is_main:
             evaluation = _score(
-                run, model, losses, samples, step=step, reporter=reporter
+                run, model, losses, samples, step=model_step, reporter=reporter
             )
             advice = _write(run, model, evaluation, samples, goal, reporter)
     if ranks.is_main:

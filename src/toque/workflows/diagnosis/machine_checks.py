@@ -119,7 +119,7 @@ def _build_check(
     passed: bool = False,
     needed: bool = False,
 ) -> MachineCheck:
-    """Build a result. With advice, unless `passed`, a `needed` check fails and others warn."""
+    """Build a result. With advice and without `passed`, the check fails if `needed`, else warns."""
     if passed or not todo:
         return MachineCheck(name, "ok", value)
     return MachineCheck(name, "failed" if needed else "warning", value, todo)
