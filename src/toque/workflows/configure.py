@@ -41,15 +41,13 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     >>> configure("demo", train={"stop_after": "10 steps"}).model.family
     'llama'
     """
-    values: Mapping[str, Any] = {}
-    if isinstance(base, RunConfig):
-        if not sections:
-            return base
-        values = _convert_or_save(base)
-    elif isinstance(base, Mapping):
-        values = _convert_or_save(base)
-    elif isinstance(base, str | Path):
+    if isinstance(base, RunConfig) and not sections:
+        return base
+    if isinstance(base, str | Path):
         return configure(load_config(base).config, **sections)
+    values: Mapping[str, Any] = {}
+    if isinstance(base, RunConfig | Mapping):
+        values = _convert_or_save(base)
     elif base is not None:
         raise ConfigError(
             "A configuration must be a RunConfig, the path of a YAML file, a preset's name or a "
