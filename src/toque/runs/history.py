@@ -373,7 +373,7 @@ class RunHistory:
             self.warnings.append((step, str(event.get("message"))))
             self.n_warnings += 1
         elif kind in _FORMS:
-            add_row = getattr(self, f"_add_{kind}")
+            add_row = getattr(self, f"_add_{kind}")  # e.g. `_add_step`
             add_row(msgspec.convert(event, _FORMS[kind]))
 
     def _start_session(self, event: Mapping[str, Any]) -> None:

@@ -86,9 +86,8 @@ class ExportedGguf:
     unnamed_ends: int = 0  # end tokens of the source that the file cannot name
     # Names of weights in float32, because they exceed the range of the type.
     widened: tuple[str, ...] = ()
-    composes: bool = (
-        False  # whether the source's tokenizer composes letters (Unicode NFC)
-    )
+    composes: bool = False
+    """True if the source's tokenizer composes letters (Unicode NFC)."""
 
     def __str__(self) -> str:
         """Describe the file and the comparison."""
