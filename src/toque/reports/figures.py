@@ -8,7 +8,8 @@ from typing import Final
 
 from toque.reports.page import Figure
 from toque.reports.svg_charts import Frame, Series, draw_lines
-from toque.runs.history import METRIC_NAMES, SYSTEM, Points, RunHistory, metric_named
+from toque.runs.curves import Points
+from toque.runs.history import METRIC_NAMES, SYSTEM, RunHistory, metric_named
 
 STYLES: Final = ("one", "two", "three", "four", "five", "six")
 """CSS classes of the curves."""

@@ -283,7 +283,7 @@ def _read_checkpoint(
     else:
         base = to_train.base()
         formats = formats_in_use([], device, _base_format(config, device))
-        model, base_hash = base.placed(base.fitting(formats, device), device)
+        model, base_hash = base.placed(base.choose_format(formats, device), device)
         refuse_another_base(checkpoint, base_hash)
     load_weights(model, checkpoint)
     model.train(mode=False)
