@@ -328,6 +328,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [*self.limits, " ".join(cuts), f"{unknown}."]
 
 
+def add_first_lines(
+    lines: dict[str, list[str]], path: str, numbers: Mapping[str, list[int]], limit: int
+) -> None:
+    """Add the file and lines of dropped records to `lines`, at most `limit` lines per reason."""
+    name = Path(path).name
+    for reason, line_numbers in numbers.items():
+        first = lines.setdefault(reason, [])
+        n_missing = limit - len(first)
+        first += [f"{name}:{n}" for n in line_numbers[:n_missing]]
+
+
 def describe_reasons(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
     """List the counts of dropped records by reason, the largest first, with their first lines."""
     parts = []

@@ -24,6 +24,7 @@ from toque.data.prepare.data_report import (
     Lengths,
     Report,
     SourceReport,
+    add_first_lines,
     column_reports,
     describe_reasons,
     dropped_excerpts,
@@ -480,11 +481,7 @@ def _count_dropped(
             if source not in (None, block.source):
                 continue
             dropped.update(block.dropped)
-            name = Path(block.path).name
-            for reason, numbers in block.lines.items():
-                first = lines.setdefault(reason, [])
-                n_missing = _MAX_LINES - len(first)
-                first += [f"{name}:{n}" for n in numbers[:n_missing]]
+            add_first_lines(lines, block.path, block.lines, _MAX_LINES)
     return dropped, lines
 
 
