@@ -493,12 +493,10 @@ def _count_values(values: Floats, limit: int) -> dict[str, int] | None:
     return dict(zip(map(str, labels.tolist()), counts.tolist(), strict=True))
 
 
-def sample_excerpts(
-    excerpts: Iterable[Excerpt], per_reason: int = PER_REASON
-) -> list[Excerpt]:
-    """Sample excerpts of each reason by a hash, sorted by reason and hash."""
+def sample_excerpts(excerpts: Iterable[Excerpt]) -> list[Excerpt]:
+    """Sample `PER_REASON` excerpts of each reason by a hash, sorted by reason and hash."""
     by_reason = sorted(_group_by_reason(excerpts).items())
-    return [excerpt for _, ranked in by_reason for excerpt in ranked[:per_reason]]
+    return [excerpt for _, ranked in by_reason for excerpt in ranked[:PER_REASON]]
 
 
 def spread_over_reasons(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:

@@ -83,7 +83,6 @@ FEWER_ENTRIES = (
 )
 Counts = Counter[str]
 Lines = dict[str, list[str]]  # files and lines of the first records, by reason
-_DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 
 class _FileCounts(NamedTuple):
@@ -320,7 +319,10 @@ class StoreFinalizer:
         manifest = store.manifest
         lost_characters = self._sum_counts("lost_characters")
         excerpts = [excerpt for shard in self.shards for excerpt in shard.excerpts]
-        split_rule = f"by a hash of the body, {_DOCUMENTS}"
+        split_rule = (
+            "by a hash of the body, documents by a hash of the document and "
+            "piece number // 16"
+        )
         if self.plan.settings.held_out_from is not None:
             split_rule = "by source, with data.validation held out"
 

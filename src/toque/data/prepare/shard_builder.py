@@ -227,6 +227,7 @@ class ShardBuilder:
             is_over = wrapped.cut & in_use
             if self._leave_out_overlong(index[is_over].tolist(), side, limit):
                 in_use &= ~is_over
+        # Now `in_use` is final, so count the cuts of its rows.
         for side, wrapped in (("prompt", prompt), ("target", target)):
             is_cut = wrapped.cut & in_use
             lost = wrapped.lost[is_cut].tolist()
