@@ -140,7 +140,7 @@ def _dialect_with(
         quoted: _first_rows(start[end:], delimiter, quoted=quoted, last=is_entire_file)
         for quoted in _QUOTED_OR_NOT
     }
-    n = len(columns)
+    n = len(columns)  # a row may have one more field, see below
     # Tab-separated files are often written without quoting. Use the form that fits more rows.
     shares = {q: max(rows[q].share(n), rows[q].share(n + 1)) for q in _QUOTED_OR_NOT}
     quoted = delimiter == "," or shares[True] >= shares[False]

@@ -18,7 +18,7 @@ from functools import partial
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from toque.errors import DataError, needing
 
@@ -297,7 +297,7 @@ def _decompress(path: Path, raw: BufferedReader) -> Iterator[IO[bytes]]:
 
     try:
         with unpack(raw) as stream:
-            yield stream
+            yield cast(IO[bytes], stream)
     except errors as error:
         raise DataError(
             f"{path} is a damaged or truncated {program} file ({error}). Download or compress it "

@@ -360,7 +360,7 @@ class JsonSplitter:
         for chunk in chunks:
             yield from self._feed(chunk)
         if self._in_record:
-            text = None if self._too_long else self._buffer[self._start or 0 :]
+            text = None if self._too_long else self._buffer[self._start :]
             yield JsonPiece(self._start_line, text, whole=False)
         elif rest := self._buffer[self._scan :]:  # a word, or a string without its end
             self._begin(self._scan)

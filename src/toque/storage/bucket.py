@@ -288,7 +288,7 @@ class Bucket:
                     return {path: entry}
 
         matches: dict[str, dict[str, Any]] = self.files.find(path, detail=True)
-        if not matches and _has_wildcard(self.path):
+        if not matches and has_wildcard(self.path):
             matches = self.files.glob(self.path, detail=True)
         if not matches and "[" in self.path:
             # The brackets may be part of a folder's name.
@@ -492,7 +492,8 @@ def _redacted_line(error: Exception) -> str:
     return line[:300]
 
 
-def _has_wildcard(path: str) -> bool:
+def has_wildcard(path: str) -> bool:
+    """Check whether a path is a pattern."""
     return any(sign in path for sign in "*?[")
 
 
@@ -506,7 +507,7 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
     alias, _, path = address.partition("://")
     scheme = SCHEMES[alias]
     name = path.split("/")[0]
-    if not name or "@" in name or _has_wildcard(name):
+    if not name or "@" in name or has_wildcard(name):
         # The message does not show the name, because some tools accept KEY:SECRET@ before it.
         raise use.error(
             f"{use.setting} has no valid bucket name. An address is {scheme}://BUCKET/FOLDER/ or "
