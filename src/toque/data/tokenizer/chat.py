@@ -170,6 +170,7 @@ class ChatTemplate:
         for start, end in self._find_answers(rendered):
             first = bisect_left(starts, start)
             stop = bisect_left(starts, end)
+            # To generate an answer, the prompt is encoded without the rest of the text.
             moved += self._encode(text[:start]).ids != ids[:first]
             turn_end = self._turn_end(encoding, text, first, stop)
             unended += turn_end is None

@@ -32,7 +32,6 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field for reasoning. transformers copies it to the first two."""
 # Characters of a text that does not occur in a conversation by chance.
 _MIN_UNIQUE = 20
-Render = Callable[..., Any]
 # `role`, `content`, and other fields that a template may write.
 Message = Mapping[str, Any]
 Field = tuple[int, str]  # index of a message, and name of a field
@@ -63,7 +62,7 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
 
 
 def _render_conversation(
-    render: Render, request: Json, answers: list[int] | None
+    render: Callable[..., Any], request: Json, answers: list[int] | None
 ) -> Json:
     """Render a conversation. Find its answers and the fields that are missing from the text.
 
