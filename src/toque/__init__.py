@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from toque.workflows.evaluate import evaluate, score
     from toque.workflows.export import export
     from toque.workflows.first_config.init import init
-    from toque.workflows.inference.generate import classify, generate
+    from toque.workflows.inference.classify import classify
+    from toque.workflows.inference.generate import generate
     from toque.workflows.inference.serve import serve, watch
     from toque.workflows.plan.plan import plan
     from toque.workflows.prepare import prepare
@@ -78,7 +79,8 @@ _HOME = {
     "check": "toque.workflows.diagnosis.check",
     "doctor": "toque.workflows.diagnosis.doctor",
     "drill": "toque.workflows.diagnosis.drill",
-    **dict.fromkeys(("classify", "generate"), "toque.workflows.inference.generate"),
+    "classify": "toque.workflows.inference.classify",
+    "generate": "toque.workflows.inference.generate",
     **dict.fromkeys(("compare", "verify"), "toque.workflows.report"),
     "init": "toque.workflows.first_config.init",
     "plan": "toque.workflows.plan.plan",

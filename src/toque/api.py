@@ -74,12 +74,8 @@ def train(
                 columns=columns,
                 reporter=reporter,
             )
-        elif any(rows is not None for rows in (data, validation, columns)):
-            raise ConfigError(
-                f"{argument('prepare=False')} does not store rows, but training reads rows from a "
-                f"store. Leave {argument('prepare')} out."
-            )
         else:
+            _refuse_rows(data, validation, columns)
             refuse_unprepared(settings)
         from toque.training.runtime import restoring_torch
         from toque.training.stopping import CommandClock
@@ -100,6 +96,15 @@ def train(
             )
         # The program may change its working directory afterwards.
         return replace(run, folder=run.folder.absolute())
+
+
+def _refuse_rows(*arguments: object) -> None:
+    """Raise a ConfigError if rows were passed to a call that does not prepare a store."""
+    if any(rows is not None for rows in arguments):
+        raise ConfigError(
+            f"{argument('prepare=False')} does not store rows, but training reads rows from a "
+            f"store. Leave {argument('prepare')} out."
+        )
 
 
 def _check_callbacks(callbacks: object) -> None:

@@ -42,6 +42,7 @@ LIGHT = (
     "toque.data.loader.epoch_plan",
     "toque.data.loader.curriculum",
     "toque.cooking",
+    "toque.runs.curves",
     "toque.runs.history",
     "toque.runs.time_left",
     "toque.reports",

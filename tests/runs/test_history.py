@@ -4,11 +4,10 @@ import json
 
 import pytest
 
+from toque.runs.curves import Curve, RunningMean
 from toque.runs.history import (
     METRICS,
-    Curve,
     RunHistory,
-    RunningMean,
     parse_event,
     read_history,
     read_metrics,

@@ -14,13 +14,13 @@ from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 from toque.evaluation.bootstrap import Interval, paired_difference, t_quantile
 from toque.workflows.ablate import (
-    IMPROVEMENTS,
     Ablation,
     Result,
     _lock_folder,
     plan_ablation,
     summarise,
 )
+from toque.workflows.improvements import IMPROVEMENTS
 
 
 def plan(*overrides, seeds=2):
@@ -174,7 +174,8 @@ def test_two_ablations_in_one_folder_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_done_runs_are_not_done_again(own_kitchen, monkeypatch, capsys):
-    monkeypatch.setattr("toque.workflows.ablate.IMPROVEMENTS", (IMPROVEMENTS[1],))
+    improvements = "toque.workflows.improvements.IMPROVEMENTS"
+    monkeypatch.setattr(improvements, (IMPROVEMENTS[1],))
     words = ["ablate", "my.yaml", "--seeds", "2", "--steps", "2", "--out", "abl"]
     assert main(words) == 0
     assert "4/4" in capsys.readouterr().out

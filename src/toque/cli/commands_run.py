@@ -242,6 +242,7 @@ def generate(
         json: print one JSON object per line.
     """
     from toque.workflows.inference import generate as workflow
+    from toque.workflows.inference.classify import classify
 
     reporter = ConsoleReporter()
     prompts = prompt or []
@@ -252,7 +253,7 @@ def generate(
         chooses = workflow.has_classes(run_or_model, task, flags.adapter or [])
     if chooses:
         flags.refuse_changes()
-        texts = workflow.classify(
+        texts = classify(
             run_or_model,
             prompts,
             file=file,

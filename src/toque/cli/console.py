@@ -195,6 +195,7 @@ def flag(name: str) -> str:
     """
     name, _, value = name.partition("=")
     word = _FLAGS.get(name, f"--{name.strip('_').replace('_', '-')}")
+    # A list is in Python's notation, because the caller writes it for Python.
     if value.startswith("['") and value.endswith("']"):
         return " ".join(f"{word} {item}" for item in value[2:-2].split("', '"))
     return word if value in ("", "True", "False") else f"{word} {value}"

@@ -138,6 +138,7 @@ def _split_special_tokens(
     return ids[:first], ids[first:last], ids[last:]
 
 
+# Components of random keys, one per rule. A further number separates the choices of a rule.
 _FORMAT, _CONNECTION, _PARAPHRASE, _SUBSTITUTE, _TIP = range(5)
 _ASKS = tuple(ASKS_FOR.split())
 _WITH = tuple(WITH_INGREDIENTS.split())

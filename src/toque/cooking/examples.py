@@ -83,16 +83,17 @@ def examples_of(
             continue
         if tuple(tasks) != ("write",):  # every recipe has a "write" example
             notes[examples_note(task)] += 1
-        example = Example(
-            prompt,
-            target,
-            key,
-            title_key,
-            record_key,
-            task=number,
-            columns=columns,
+        examples.append(
+            Example(
+                prompt,
+                target,
+                key,
+                title_key,
+                record_key,
+                task=number,
+                columns=columns,
+            )
         )
-        examples.append(example)
     return examples or f"{NO_LABEL} for {', '.join(tasks)}"
 
 

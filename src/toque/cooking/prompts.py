@@ -199,9 +199,10 @@ def dish_and_foods(request: str) -> tuple[str, tuple[str, ...]]:
     one_line = " ".join(request.split())
     matches = (form.fullmatch(one_line) for form in _FREE_FORMS)
     match = next(filter(None, matches), None)
-    text = request.strip() if match is None else match["dish"].rstrip(_END)
-    dish, _, food_list = text.partition(":")
-    if match is not None:
+    if match is None:
+        dish, _, food_list = request.strip().partition(":")
+    else:
+        dish, _, food_list = match["dish"].rstrip(_END).partition(":")
         dish = _SENTENCE.split(dish)[0]  # "How do I make pancakes? I have eggs."
     foods = tuple(food.strip() for food in food_list.split(",") if food.strip())
     return dish.strip(), foods

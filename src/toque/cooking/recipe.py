@@ -100,8 +100,8 @@ def parse_text(text: str) -> ParsedRecipe:
     ingredients: list[str] = []
     steps: list[str] = []
     headers: set[str] = set()
-    section: list[str] | None = None
-    has_bullets = False
+    section: list[str] | None = None  # the list below the last header
+    has_bullets = False  # true after an ingredient with a bullet
     for line in text.splitlines():
         if not line.strip(_DECORATION).strip():
             continue
@@ -113,14 +113,11 @@ def parse_text(text: str) -> ParsedRecipe:
         bullet, number = _BULLET.match(rest), _NUMBER.match(rest)
         if section is ingredients and number and has_bullets:
             section = steps  # numbers after bullets: the header is missing
-        if section is not None:
-            items = section
-        elif bullet:
-            items = ingredients
-        elif number:
-            items = steps
-        else:
-            continue
+        items = section
+        if items is None:
+            if not (bullet or number):
+                continue
+            items = ingredients if bullet else steps
 
         mark = bullet if items is ingredients else number or bullet
         item = (rest[mark.end() :] if mark else rest).strip()

@@ -190,8 +190,7 @@ def _in_case_of(name: str, food: str) -> str:
     if not name[0].isupper():
         return food
     first, *others = food.split()
-    if name.rsplit(maxsplit=1)[-1][
-        0
-    ].isupper():  # "Lemon Juice" or "Walnuts", not "Lemon juice"
+    last_word = name.rsplit(maxsplit=1)[-1]
+    if last_word[0].isupper():  # "Lemon Juice" or "Walnuts", not "Lemon juice"
         others = [word.capitalize() for word in others]
     return " ".join([first.capitalize(), *others])

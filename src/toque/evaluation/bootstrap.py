@@ -2,7 +2,7 @@
 
 A score is a function of sums over texts, e.g. BLEU is a function of ten sums. Therefore a resample
 is a row of integer weights, and one matmul computes all resamples of all scores. Resample b depends
-only on the seed and b. A file stores the statistics of each text without its content, so that runs
+only on b. A file stores the statistics of each text without its content, so that runs
 can be compared text by text.
 """
 
@@ -125,7 +125,6 @@ def estimate_scores(
     rows: NDArray[np.int64] | None = None,
     *,
     resamples: int = RESAMPLES,
-    seed: int = SEED,
 ) -> dict[str, Estimate]:
     """Compute the scores over some texts, by default all, with bootstrap intervals.
 
@@ -140,7 +139,7 @@ def estimate_scores(
     # The statistics of all metrics are the columns of one matrix.
     matrix = np.concatenate([metric.values for metric in metrics.values()], axis=1)
     totals = matrix.sum(axis=0)
-    resampled = _resample_sums(matrix, resamples, seed)
+    resampled = _resample_sums(matrix, resamples)
     scores: dict[str, Estimate] = {}
     first = 0
     for name, metric in metrics.items():
@@ -154,7 +153,7 @@ def estimate_scores(
     return scores
 
 
-def _resample_sums(values: Floats, resamples: int, seed: int) -> Floats:
+def _resample_sums(values: Floats, resamples: int) -> Floats:
     """Sum the [texts, k] statistics over each resample. Return [resamples, k] sums.
 
     A single text has no resamples.
@@ -163,7 +162,7 @@ def _resample_sums(values: Floats, resamples: int, seed: int) -> Floats:
     sums = [np.empty((0, values.shape[1]))]
     for start in range(0, resamples if n_texts > 1 else 0, _RESAMPLES_PER_STEP):
         step = range(start, resamples)[:_RESAMPLES_PER_STEP]
-        samples = [sample_texts(n_texts, number, seed=seed) for number in step]
+        samples = [sample_texts(n_texts, number) for number in step]
         counts = np.stack([np.bincount(texts, minlength=n_texts) for texts in samples])
         sums.append(counts.astype(float) @ values)
     return np.concatenate(sums)
@@ -179,10 +178,10 @@ def _percentiles(scores: Floats) -> tuple[float | None, float | None]:
     return low, high
 
 
-def sample_texts(n: int, number: int, *, seed: int = SEED) -> NDArray[np.int64]:
+def sample_texts(n: int, number: int) -> NDArray[np.int64]:
     """Sample the [n] texts of resample `number`, with replacement."""
     # A counter-based generator has no state, so every resample can be computed alone.
-    bits = np.random.Philox(key=[seed, number])
+    bits = np.random.Philox(key=[SEED, number])
     return np.random.Generator(bits).integers(0, n, size=n, dtype=np.int64)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -72,10 +72,12 @@ def find_reference(
     ranks = runtime.ranks
     with sharing.full_model() as model:
         key = f"{weights_sha256(model)} {store.fingerprint}"
-        saved = _read(folder / REFERENCE) if ranks.is_main else None
+        saved: _Saved | None = None
+        if ranks.is_main:
+            saved = _read(folder / REFERENCE)
         saved = ranks.broadcast(saved)
-        if saved is not None and saved[0] == key:
-            return saved[1]
+        if saved is not None and saved.key == key:
+            return saved.nats
         if saved is not None and continues:
             raise ConfigError(
                 f"{folder / REFERENCE} was computed with other weights or data than "
@@ -103,11 +105,18 @@ def weights_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> tuple[str, NDArray[np.float32]] | None:
-    """Read the key and the nats of a reference, or None if there is no complete file."""
+class _Saved(NamedTuple):
+    """Reference in a run folder."""
+
+    key: str  # hashes of the weights and of the store
+    nats: NDArray[np.float32]  # [store rows]
+
+
+def _read(path: Path) -> _Saved | None:
+    """Read a reference, or return None if there is no complete file."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            return str(file["key"]), file["nats"].astype(np.float32)
+            return _Saved(str(file["key"]), file["nats"].astype(np.float32))
     except (OSError, ValueError, KeyError):
         return None
 

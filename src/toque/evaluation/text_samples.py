@@ -121,27 +121,18 @@ class Sampler:
         # Short and long answers are generated in separate batches.
         for max_tokens in dict.fromkeys(limits):
             rows = [row for row, limit in enumerate(limits) if limit == max_tokens]
-
-            def count(
-                done: int,
-                _total: int,
-                share: float | None = None,
-                before: int = len(token_ids),
-            ) -> None:
-                on_progress(before + done, len(limits), share)
-
+            count = _count_after(len(token_ids), len(limits), on_progress)
             token_ids |= self._generate_finished(model, rows, max_tokens, count)
 
-        samples = {}
-        for row in sorted(token_ids):
-            ids = token_ids[row]
-            samples[row] = score_text(
+        return {
+            row: score_text(
                 self.prompts[row],
                 self.codec.decode(ids, skip_special_tokens=True),
                 tokens=len(ids),
                 knows_recipes=self.record.knows_recipes,
             )
-        return samples
+            for row, ids in sorted(token_ids.items())
+        }
 
     def _generate_finished(
         self, model: nn.Module, rows: Sequence[int], max_tokens: int, on_progress: Count
@@ -180,6 +171,15 @@ class Sampler:
             on_token=on_token,
             on_notice=self.on_notice,
         )
+
+
+def _count_after(n_before: int, n_total: int, on_progress: Count) -> Count:
+    """Wrap a progress callback for a part of the texts, after the first `n_before` texts."""
+
+    def count(done: int, _total: int, share: float | None = None, /) -> None:
+        on_progress(n_before + done, n_total, share)
+
+    return count
 
 
 def score_text(

@@ -276,12 +276,13 @@ class TextScores:
             for n, parts in self._ngrams.items()
             if (share := distinct_share(parts)) is not None
         }
-        for path, metric in self.user_metrics.items() if self.n_texts else ():
-            try:
-                self._add_user_scores(path, metric, measures, totals)
-            except Exception as error:  # noqa: BLE001  # the user's code may raise any error
-                self.failed[path] = f"{type(error).__name__}: {error}".splitlines()[0]
-
+        if self.n_texts:
+            for path, metric in self.user_metrics.items():
+                try:
+                    self._add_user_scores(path, metric, measures, totals)
+                except Exception as error:  # noqa: BLE001  # the user's code may raise any error
+                    message = f"{type(error).__name__}: {error}"
+                    self.failed[path] = message.splitlines()[0]
         if self._unscored:
             self.failed["recipe"] = self._describe_unscored()
 
@@ -334,25 +335,33 @@ class TextScores:
             result = {path.rpartition(":")[2]: result}
         scores = {name: np.asarray(value, float) for name, value in result.items()}
         n = len(self._texts[0])
+        used_names = {*measures, *totals, *self.reserved_names}
         for name, values in scores.items():
-            if values.shape not in {(), (n,)}:
-                raise ValueError(
-                    f"{name} must be one number or {n} numbers, not an array of shape "
-                    f"{values.shape}"
-                )
-            if name in measures or name in totals or name in self.reserved_names:
-                raise ValueError(
-                    f"the name {name} is taken; give the score another name"
-                )
-            # NaN for a text means that the metric does not apply to it.
-            if np.isinf(values).any() or np.isnan(values).all():
-                raise ValueError(f"{name} is infinite, or NaN for every text")
+            _check_user_score(name, values, n, is_used=name in used_names)
         for name, values in scores.items():
             # Texts without a reference have no score, so the scores do not match the texts.
             if values.shape == () or n != self.n_texts:
                 totals[name] = Estimate(float(values.mean()), None, None, n)
             else:
                 measures[name] = PerText.mean(values)
+
+
+def _check_user_score(name: str, values: np.ndarray, n: int, *, is_used: bool) -> None:
+    """Check the score of a user's metric for `n` texts.
+
+    Raises:
+        ValueError: It has the wrong shape, a used name or no valid number.
+    """
+    if values.shape not in {(), (n,)}:
+        raise ValueError(
+            f"{name} must be one number or {n} numbers, not an array of shape "
+            f"{values.shape}"
+        )
+    if is_used:
+        raise ValueError(f"the name {name} is taken; give the score another name")
+    # NaN for a text means that the metric does not apply to it.
+    if np.isinf(values).any() or np.isnan(values).all():
+        raise ValueError(f"{name} is infinite, or NaN for every text")
 
 
 def groups_in(names: Collection[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import warnings
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -103,23 +103,32 @@ def _check_cuda_device(device: torch.device) -> None:
         raise ConfigError(f"{problem}. {_CPU_HINT}")
 
 
-def why_no_gpu() -> tuple[str, bool]:
-    """Return the reason why torch finds no GPU, and True if a GPU exists but fails."""
+class NoGpu(NamedTuple):
+    """Reason why torch finds no GPU."""
+
+    reason: str
+    has_failing_gpu: bool = False
+    """True if a GPU exists but fails."""
+
+
+def why_no_gpu() -> NoGpu:
+    """Return the reason why torch finds no GPU."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return f"torch {torch.__version__} is a build without CUDA", False
+        return NoGpu(f"torch {torch.__version__} is a build without CUDA")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in _HIDING:
-        return f"CUDA_VISIBLE_DEVICES is {hidden!r}, which hides every GPU", False
+        return NoGpu(f"CUDA_VISIBLE_DEVICES is {hidden!r}, which hides every GPU")
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         message = str(error).partition(". ")[0]
-        return message, not any(known in message for known in _NO_GPU)
-    return "CUDA reports no device", False
+        has_failing_gpu = not any(known in message for known in _NO_GPU)
+        return NoGpu(message, has_failing_gpu)
+    return NoGpu("CUDA reports no device")
 
 
 def why_unusable(device: torch.device) -> str:
-    """Return the reason why a CUDA device cannot compute, ". " and advice; "" if it can."""
+    """Describe why a CUDA device cannot compute, with advice. Return "" if it can compute."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch prints a dozen lines about such devices
         name = torch.cuda.get_device_name(device)

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from toque.hardware.thread_waits import PASSIVE, chosen_by_user
 from toque.reports import run_shares as shares
@@ -206,24 +206,32 @@ def _check_evaluation(facts: Facts) -> Findings:
     """Check if evaluations are too frequent or too large."""
     share = facts.share(shares.EVALUATION)
     n = facts.n_evaluations
-    interval, saved = _longer_interval(facts, share, n, setting="evaluate_every")
-    # Fewer examples make the scores less precise, so they are the second remedy.
-    is_enough = bool(interval) and share - saved < NOTABLE
-    reductions = () if is_enough else _smaller_evaluation(facts)
-
+    longer = _propose_longer_interval(facts, share, n, setting="evaluate_every")
+    sentence = (
+        f"{_format_wall_share(facts, shares.EVALUATION)} of the time went into {n:,} "
+        f"{'evaluation' if n == 1 else 'evaluations'}"
+    )
+    weight = share
+    gain = None
     remedies = []
-    if interval:
+    settings = []
+    if longer is not None:
         remedies.append("less often")
-    if reductions:
+        settings.append(longer.override)
+    if longer is not None and share - longer.saved < NOTABLE:
+        weight = longer.saved
+        gain = speed_gain(weight)
+    # Fewer examples make the scores less precise, so they are the second remedy.
+    elif reductions := _smaller_evaluation(facts):
         remedies.append("on fewer examples and texts")
+        settings += reductions
     yield Finding(
         "evaluation",
-        saved if is_enough else share,
-        f"{_format_wall_share(facts, shares.EVALUATION)} of the time went into {n:,} "
-        f"{'evaluation' if n == 1 else 'evaluations'}",
+        weight,
+        sentence,
         lever=f"evaluate {' and '.join(remedies)}" if remedies else None,
-        settings=(*interval, *reductions),
-        gain=speed_gain(saved) if is_enough else None,
+        settings=tuple(settings),
+        gain=gain,
     )
 
 
@@ -248,38 +256,47 @@ def _check_saving(facts: Facts) -> Findings:
         return  # the last part of a run may be timed as saving without a save
 
     share = facts.share(shares.SAVING)
-    interval, saved = _longer_interval(
-        facts, share, n + n_skipped, setting="save_every"
-    )
+    longer = _propose_longer_interval(facts, share, n + n_skipped, setting="save_every")
     sentence = (
         f"{_format_wall_share(facts, shares.SAVING)} of the time went into {n:,} "
         f"{'checkpoint' if n == 1 else 'checkpoints'}"
     )
     if n_skipped:
         sentence += f"; {n_skipped} more were skipped, because the disk was too slow"
+    if longer is None:
+        yield Finding("saving", share, sentence, lever="save to a faster disk")
+        return
     yield Finding(
         "saving",
-        saved if interval else share,
+        longer.saved,
         sentence,
-        lever="save less often" if interval else "save to a faster disk",
-        settings=interval,
-        gain=speed_gain(saved) if interval else None,
+        lever="save less often",
+        settings=(longer.override,),
+        gain=speed_gain(longer.saved),
     )
 
 
-def _longer_interval(
-    facts: Facts, share: float, n_times: int, *, setting: str
-) -> tuple[tuple[str, ...], float]:
-    """Choose an interval of at most half the run that reduces the share to `_TARGET_SHARE`.
+class _LongerInterval(NamedTuple):
+    """A longer interval between evaluations or saves."""
 
-    Return an override and the share that it saves, or an empty tuple and 0.
+    override: str
+    saved: float
+    """Fraction of the loop's time that it saves."""
+
+
+def _propose_longer_interval(
+    facts: Facts, share: float, n_times: int, *, setting: str
+) -> _LongerInterval | None:
+    """Propose an interval of at most half the run that reduces the share to `_TARGET_SHARE`.
+
+    Return None if the interval is unknown, or if a longer one would save too little.
     """
     interval = AMOUNT.match(str(facts.setting(setting) or ""))
     if interval is None or n_times < 2:
-        return (), 0.0
+        return None
     current, unit = float(interval[1]), interval[2]
     if not current:
-        return (), 0.0
+        return None
 
     longest = _run_length(facts, current, unit, n_times) / 2
 
@@ -292,8 +309,9 @@ def _longer_interval(
         longest = math.floor(longest)
     amount = min(amount, longest)
     if amount < 2 * current:
-        return (), 0.0  # too little gain for a change
-    return (f"train.{setting}={amount:g} {unit}",), share * (1.0 - current / amount)
+        return None
+    override = f"train.{setting}={amount:g} {unit}"
+    return _LongerInterval(override, share * (1.0 - current / amount))
 
 
 def _run_length(facts: Facts, interval: float, unit: str, n_times: int) -> float:

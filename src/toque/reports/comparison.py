@@ -273,11 +273,11 @@ class Comparison:
         compared = [{d.measure for d in ds} for ds in self.differences.values()]
         in_all_tables = set.intersection(*compared) if compared else set()
         hidden = COUNTS.union(in_all_tables)
-        rows = [
-            (_title(name), *(format_value(run.scores.get(name, _NONE)) for run in runs))
-            for name in dict.fromkeys(name for run in runs for name in run.scores)
-            if name not in hidden
-        ]
+        rows = []
+        for name in dict.fromkeys(name for run in runs for name in run.scores):
+            if name not in hidden:
+                scores = [run.scores.get(name, _NONE) for run in runs]
+                rows.append((_title(name), *map(format_value, scores)))
 
         lowest = []
         for run in runs:
@@ -360,11 +360,22 @@ def compare_scores(
     Also return notes about scores that could not be compared.
     """
     notes: list[str] = []
-    examples = _match_texts(first.examples, other.examples, "held-out examples", notes)
-    texts = _match_texts(first.texts, other.texts, "prompts of generated texts", notes)
+    examples = _match_or_note(
+        first.examples, other.examples, "held-out examples", notes
+    )
+    texts = _match_or_note(
+        first.texts, other.texts, "prompts of generated texts", notes
+    )
     differences: list[ScoreDifference] = []
     if examples is not None:
-        redundant = _redundant_loss(*examples, notes)
+        redundant = "bits_per_byte"  # they give the same order as the loss
+        if _have_other_weights(*examples):
+            # Losses per token of different tokenizers cannot be compared, but bits per byte can.
+            redundant = "loss"
+            notes.append(
+                "The runs count tokens or weight examples differently, so bits per byte are "
+                "compared instead of the loss per token."
+            )
         differences += _compare_measures(*examples, left_out=redundant)
     if texts is not None:
         differences += _compare_measures(*texts)
@@ -372,28 +383,19 @@ def compare_scores(
     return sorted(differences, key=lambda d: order.get(d.measure, len(order))), notes
 
 
-def _redundant_loss(first: TextTable, other: TextTable, notes: list[str]) -> str:
-    """Return the loss to leave out, with a note if it is the loss per token."""
+def _have_other_weights(first: TextTable, other: TextTable) -> bool:
+    """Check whether the same examples have different weights in the losses of two runs."""
     first_loss = first.measures.get("loss")
     other_loss = other.measures.get("loss")
     if first_loss is None or other_loss is None:
-        return "bits_per_byte"
-    first_weights = first_loss.values[:, 1]
-    other_weights = other_loss.values[:, 1]
-    if (first_weights == other_weights).all():
-        return "bits_per_byte"  # it gives the same order as the loss
-    # Losses per token of different tokenizers cannot be compared, but bits per byte can.
-    notes.append(
-        "The runs count tokens or weight examples differently, so bits per byte are compared "
-        "instead of the loss per token."
-    )
-    return "loss"
+        return False
+    return bool((first_loss.values[:, 1] != other_loss.values[:, 1]).any())
 
 
-def _match_texts(
+def _match_or_note(
     first: TextTable, other: TextTable, texts_name: str, notes: list[str]
 ) -> tuple[TextTable, TextTable] | None:
-    """Put both tables in the same order. Return None, with a note, if the texts differ."""
+    """Put both tables in the same order. If their texts differ, add a note and return None."""
     if not first.keys and not other.keys:
         return None
     first_keys = set(first.keys)

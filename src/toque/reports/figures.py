@@ -8,7 +8,8 @@ from typing import Final
 
 from toque.reports.page import Figure
 from toque.reports.svg_charts import Frame, Series, draw_lines
-from toque.runs.history import METRIC_NAMES, SYSTEM, Points, RunHistory, metric_named
+from toque.runs.curves import Points
+from toque.runs.history import METRIC_NAMES, SYSTEM, RunHistory, metric_named
 
 STYLES: Final = ("one", "two", "three", "four", "five", "six")
 """CSS classes of the curves."""
@@ -135,29 +136,32 @@ def plot_curves(runs: Runs) -> list[Figure]:
 
 def plot_machine(history: RunHistory) -> list[Figure]:
     """Plot the use of the machine during the run's training."""
-    plots = [
-        (title, unit, {label: SYSTEM + name for label, name in parts})
-        for title, unit, parts in _MACHINE
-    ]
-    gpu_prefix = f"{SYSTEM}gpu "
-    for title, unit, name in _GPUS:
-        gpus = {
-            f"GPU {curve.split()[2]}": curve
-            for curve in history.curves
-            if curve.startswith(gpu_prefix) and curve.endswith(f" {name}")
-        }
-        plots.append((title, unit, gpus))
-
     figures = []
-    for title, unit, curves in plots:
-        series = [
-            Series(label, *history.curves.points_of(curve), style=style)
-            for (label, curve), style in zip(curves.items(), STYLES, strict=False)
-            if curve in history.curves
-        ]
-        if series:
-            figures.append(_plot(title, unit, series, x_name="minutes", from_zero=True))
+    for title, unit, parts in _MACHINE:
+        curves = {label: SYSTEM + name for label, name in parts}
+        figures += _plot_system(history, title, unit, curves)
+    for title, unit, name in _GPUS:
+        curves = {
+            f"GPU {curve.split()[2]}": curve  # e.g. "system gpu 0 power_watts"
+            for curve in history.curves
+            if curve.startswith(f"{SYSTEM}gpu ") and curve.endswith(f" {name}")
+        }
+        figures += _plot_system(history, title, unit, curves)
     return figures
+
+
+def _plot_system(
+    history: RunHistory, title: str, unit: str, curves: Mapping[str, str]
+) -> list[Figure]:
+    """Plot curves of the machine by their labels. Without a known curve, return no plot."""
+    series = [
+        Series(label, *history.curves.points_of(curve), style=style)
+        for (label, curve), style in zip(curves.items(), STYLES, strict=False)
+        if curve in history.curves
+    ]
+    if not series:
+        return []
+    return [_plot(title, unit, series, x_name="minutes", from_zero=True)]
 
 
 def _plot_updates(runs: Runs) -> Iterable[Figure]:

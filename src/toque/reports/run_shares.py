@@ -347,10 +347,10 @@ def _divide_time(facts: Facts) -> dict[str, float]:
     busy = computing + optimizer
     lost = _lost_seconds(facts, busy=busy)
     remaining = 1.0 - sum(lost.values()) / max(busy, 1e-9)
-    computing *= remaining
+    passes = computing * remaining
 
-    padding = computing * facts.pad_fraction if facts.computes_padding else 0.0
-    matmuls = min(_matmul_seconds(facts), computing - padding)
+    padding = passes * facts.pad_fraction if facts.computes_padding else 0.0
+    matmuls = min(_matmul_seconds(facts), passes - padding)
     measured = {name: facts.part(*parts) for name, parts in _PARTS_OF_SHARE.items()}
     return {
         **measured,
@@ -359,7 +359,7 @@ def _divide_time(facts: Facts) -> dict[str, float]:
         OPTIMIZER: optimizer * remaining,
         PADDING: padding,
         MATMULS: matmuls,
-        COMPUTING: max(0.0, computing - padding - matmuls),
+        COMPUTING: max(0.0, passes - padding - matmuls),
     }
 
 
@@ -398,6 +398,7 @@ def _lost_seconds(facts: Facts, *, busy: float) -> dict[str, float]:
         lost[STILL] = asleep if asleep * scale > _MUCH_SLEEP * busy else 0.0
 
     total = scale * sum(lost.values())
+    limited_scale = scale
     if total > 0.0:
-        scale *= min(1.0, _MAX_LOST * busy / total)
-    return {name: value * scale for name, value in lost.items()}
+        limited_scale = scale * min(1.0, _MAX_LOST * busy / total)
+    return {name: value * limited_scale for name, value in lost.items()}

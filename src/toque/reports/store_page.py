@@ -84,34 +84,18 @@ def build_store_page(folder: Path, report: Report) -> Page:
     dropped = [_fold_excerpt(excerpt) for excerpt in report.dropped_examples]
     repaired = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
     left_out = list(report.left_out.items())
-    lengths = [
-        _plot_histogram("Prompt lengths", report.prompt_histogram, "tokens"),
-        _plot_histogram("Target lengths", report.target_histogram, "tokens"),
-    ]
-    columns = [
-        _plot_column(column)
-        for column in report.columns
-        if column.known and (_has_classes(column) or column.name not in _LABELS)
-    ]
-    warnings = [Sentence(text, "warn") for text in _list_warnings(report)]
-    losses = [
-        Sentence(text) for text in (*report.describe_losses(), report.describe_split())
-    ]
+    losses = [*report.describe_losses(), report.describe_split()]
     sections = (
-        Section("warnings", "", warnings),
+        Section("warnings", "", _list_warnings(report)),
         Section("kept", f"{len(used)} kept, as the model reads them", used),
         Section("lost", f"{len(dropped)} dropped, as they were", dropped),
         Section("sources", "Sources", [_make_source_grid(report)]),
         Section("dropped", "Dropped", [_make_dropped_grid(report)]),
         Section("notes", "Repaired or noted", [Grid(("what", "times"), repaired)]),
         Section("left_out", "Files left out", [Grid(("file", "because"), left_out)]),
-        Section("lengths", "Lengths", [_make_length_grid(report), Figures(lengths)]),
-        Section(
-            "columns",
-            "What the examples are like",
-            [Figures(columns), _make_column_grid(report)],
-        ),
-        Section("cut", "Cut and split", losses),
+        Section("lengths", "Lengths", _show_lengths(report)),
+        Section("columns", "What the examples are like", _show_columns(report)),
+        Section("cut", "Cut and split", list(map(Sentence, losses))),
     )
     return Page(_make_head(folder, report), sections, f"{folder}/report.json")
 
@@ -130,7 +114,25 @@ def _make_head(folder: Path, report: Report) -> PageHead:
     return PageHead("Data report", folder.resolve().name, counted, facts)
 
 
-def _list_warnings(report: Report) -> list[str]:
+def _show_lengths(report: Report) -> list[Grid | Figures]:
+    plots = [
+        _plot_histogram("Prompt lengths", report.prompt_histogram, "tokens"),
+        _plot_histogram("Target lengths", report.target_histogram, "tokens"),
+    ]
+    return [_make_length_grid(report), Figures(plots)]
+
+
+def _show_columns(report: Report) -> list[Grid | Figures]:
+    """Plot the columns with known values, and describe all columns in a table."""
+    plots = [
+        _plot_column(column)
+        for column in report.columns
+        if column.known and (_has_classes(column) or column.name not in _LABELS)
+    ]
+    return [Figures(plots), _make_column_grid(report)]
+
+
+def _list_warnings(report: Report) -> list[Sentence]:
     """List what to look at first: cut targets, dropped records, other encodings and leaks."""
     warnings = []
     n_cut = report.cut.get("target_tokens", 0)
@@ -153,7 +155,7 @@ def _list_warnings(report: Report) -> list[str]:
         warnings.append(
             f"{report.leaked_bodies:,} held-out examples have the body of a training example."
         )
-    return warnings
+    return [Sentence(text, "warn") for text in warnings]
 
 
 def _make_source_grid(report: Report) -> Grid:
@@ -310,27 +312,24 @@ def _plot_histogram(title: str, shape: Histogram, unit: str, note: str = "") -> 
 def _plot_column(column: ColumnReport) -> Figure:
     """Plot a column of numbers as a histogram, or a column of classes as bars."""
     title, unit = _NAMES.get(column.name, (column.name, column.name))
-    notes = []
-    if column.missing:
-        notes.append(f"{column.missing:,} examples lack it.")
+    missing = f" {column.missing:,} examples lack it." if column.missing else ""
     if column.histogram is not None and not _has_classes(column):
-        notes.insert(0, f"Mean {column.mean:.3g}, {_describe_range(column)}.")
-        return _plot_histogram(title, column.histogram, unit or title, " ".join(notes))
+        note = f"Mean {column.mean:.3g}, {_describe_range(column)}.{missing}"
+        return _plot_histogram(title, column.histogram, unit or title, note)
 
     codes = [code for code in column.origins if code != _UNKNOWN]
-    origin_names = [_name_origin(column.name, int(code)) for code in codes]
+    names = [_name_origin(column.name, int(code)) for code in codes]
+    note = missing
     if len(codes) == 1:
-        notes.insert(0, f"All {origin_names[0]}.")
-    # Bars are divided only if there are several origins.
-    part_names = origin_names if len(codes) > 1 else ()
-    part_codes = codes if len(codes) > 1 else ()
+        note = f"All {names[0]}.{missing}"
+        codes, names = [], []  # a single origin does not divide the bars
     labels = _LABELS.get(column.name, ())
     rows = [
-        (_format_label(value, labels), _count_parts(column, value, count, part_codes))
+        (_format_label(value, labels), _count_parts(column, value, count, codes))
         for value, count in _sort_values(column)
     ]
-    svg = draw_bars(title, rows, noun="examples", part_names=part_names)
-    return Figure(title, svg, " ".join(notes))
+    svg = draw_bars(title, rows, noun="examples", part_names=names)
+    return Figure(title, svg, note.strip())
 
 
 def _name_origin(column_name: str, code: int) -> str:

@@ -196,25 +196,25 @@ def _y_scale(series: Sequence[Series], frame: Frame, *, from_zero: bool) -> Scal
 
 def _draw_path(one: Series, x: Scale, y: Scale) -> list[str]:
     """Draw the pieces of a line between its gaps. A piece of one point is a dot."""
-    pieces: list[list[str]] = [[]]
+    pieces: list[list[tuple[float, float]]] = [[]]
     for x_value, y_value in zip(one.xs, one.ys, strict=True):
         if y_value is None or not math.isfinite(y_value):
             pieces.append([])
         else:
-            pieces[-1].append(f"{x(x_value):.1f},{y(y_value):.1f}")
-    parts = [
-        f'<polyline class="line {one.style}" points="{" ".join(points)}"/>'
-        for points in pieces
-        if len(points) > 1
-    ]
-    for points in pieces:
-        if one.dots or len(points) == 1:
-            for point in points:
-                cx, cy = point.split(",")
-                parts.append(
-                    f'<circle class="dot {one.style}" cx="{cx}" cy="{cy}" r="3"/>'
-                )
-    return parts
+            pieces[-1].append((x(x_value), y(y_value)))
+
+    lines = []
+    dots = []
+    for piece in pieces:
+        if len(piece) > 1:
+            points = " ".join(f"{left:.1f},{top:.1f}" for left, top in piece)
+            lines.append(f'<polyline class="line {one.style}" points="{points}"/>')
+        if one.dots or len(piece) == 1:
+            dots += [
+                f'<circle class="dot {one.style}" cx="{left:.1f}" cy="{top:.1f}" r="3"/>'
+                for left, top in piece
+            ]
+    return lines + dots  # dots are on top of the lines
 
 
 def _finite_values(one: Series) -> list[float]:

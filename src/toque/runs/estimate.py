@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import psutil
 import torch
@@ -167,6 +167,16 @@ class Time:
         return min(1.0, share) if share < 1.0 + 1e-9 else None
 
 
+class _UpdateTime(NamedTuple):
+    """Seconds for an update, and their origin."""
+
+    seconds: float
+    how: str
+    """Origin of the seconds, as text."""
+    is_measured: bool = False
+    """True if the run's own updates were measured."""
+
+
 @dataclass(frozen=True)
 class Disk:
     """Disk space of a run in bytes, and bytes sent to a bucket."""
@@ -291,14 +301,14 @@ class Estimator:
         recompute: bool,
     ) -> dict[str, int]:
         """Return the bytes of tensors at the peak, by purpose."""
-        config = self.config
         row = self.work.row
-        where = self.machine.where
-
-        chunk = logits_bytes(vocabulary_rows(model), where, positions=rows * row.target)
+        positions = rows * row.target
+        chunk = logits_bytes(
+            vocabulary_rows(model), self.machine.where, positions=positions
+        )
         logits = min(chunk, update.computing)
         computing = update.computing - logits
-        if config.train.activation_offload and recompute:
+        if self.config.train.activation_offload and recompute:
             offloaded = _block_input_bytes(model, row, rows)
             computing = max(0, computing - offloaded)
 
@@ -310,20 +320,28 @@ class Estimator:
             "activations and their gradients": computing,
         }
 
-        # The optimizer's step, the generation of texts and a save begin after activations are
-        # freed. Each adds only the bytes that exceed the peak so far.
-        parts["the optimizer's step"] = max(0, update.step - update.computing)
-        if where == "cpu":
-            peak = max(update.step, update.computing)
-            texts = _text_bytes(config, model, row)
-            parts["evaluation: keys and values"] = max(0, texts - peak)
+        # The later phases begin after activations are freed. Each adds only the bytes that exceed
+        # the peak so far.
+        peak = update.computing
+        for name, n_bytes in self._later_phases(model, update).items():
+            parts[name] = max(0, n_bytes - peak)
+            peak = max(peak, n_bytes)
+        return parts
 
+    def _later_phases(
+        self, model: PreTrainedModel, update: OutlinedUpdate
+    ) -> dict[str, int]:
+        """Return the temporary bytes of each phase after the backward pass, in their order."""
+        phases = {"the optimizer's step": update.step}
+        if self.machine.where == "cpu":
+            texts = _text_bytes(self.config, model, self.work.row)
+            phases["evaluation: keys and values"] = texts
             # Trained weights have as many bytes as their gradients.
             saved = update.gradients + update.optimizer
-            if config.train.keep_best:
+            if self.config.train.keep_best:
                 saved += update.gradients
-            parts["a save's copies"] = max(0, saved - max(peak, texts))
-        return parts
+            phases["a save's copies"] = saved
+        return phases
 
     def time(
         self,
@@ -343,12 +361,8 @@ class Estimator:
         """
         work = self.work
         flops = work.flops_per_token * work.tokens_per_update
-        if utilisation is None:
-            seconds, how, is_measured = self._update_seconds(model, memory, flops)
-        else:
-            seconds = flops / (utilisation * self.machine.peak.flops_per_second)
-            how = f"{utilisation:.0%} of the peak, as requested"
-            is_measured = False
+        update = self._update_time(model, memory, flops, utilisation)
+        seconds = update.seconds
 
         # The held-out loss needs only the forward pass, a third of an update.
         held_out = work.held_out_tokens / work.tokens_per_update * seconds / 3
@@ -363,33 +377,43 @@ class Estimator:
             update_seconds=seconds,
             flops_per_update=flops,
             peak=self.machine.peak,
-            how=how,
+            how=update.how,
             evaluation_seconds=held_out,
             run_seconds=run_seconds,
-            measured=is_measured,
+            measured=update.is_measured,
         )
 
-    def _update_seconds(
-        self, model: PreTrainedModel, memory: Memory, flops: float
-    ) -> tuple[float, str, bool]:
-        """Return the seconds per update, their origin, and whether the run itself was measured."""
+    def _update_time(
+        self,
+        model: PreTrainedModel,
+        memory: Memory,
+        flops: float,
+        utilisation: float | None,
+    ) -> _UpdateTime:
+        """Compute the time of an update from `utilisation`. Without it, measure or guess."""
         work = self.work
+        peak = self.machine.peak.flops_per_second
+        if utilisation is not None:
+            how = f"{utilisation:.0%} of the peak, as requested"
+            return _UpdateTime(flops / (utilisation * peak), how)
+
         if self.machine.card is None:
             metrics = Path(self.config.run_dir) / METRICS
             rate = _measured_rate(metrics, model, self.ranks)
             if rate is not None:
                 how = f"measured in {metrics}: {rate:,.0f} tokens per second"
-                return work.tokens_per_update / rate, how, True
+                seconds = work.tokens_per_update / rate
+                return _UpdateTime(seconds, how, is_measured=True)
 
         if self.machine.where == "cpu" and memory.fits:
             how = "this model's operations, each timed just now"
-            return self._time_operations(model, memory), how, False
+            return _UpdateTime(self._time_operations(model, memory), how)
 
         share = _ASSUMED_UTILISATION[family_of(model.config).is_encoder_decoder]
-        rate = work.useful_share * share * self.machine.peak.flops_per_second
         factor = _RECOMPUTE_FACTOR if memory.recompute else 1.0
+        seconds = flops * factor / (work.useful_share * share * peak)
         how = f"{share:.0%} of the peak during computation, a guess until a run is measured"
-        return flops * factor / rate, how, False
+        return _UpdateTime(seconds, how)
 
     def _time_operations(self, model: PreTrainedModel, memory: Memory) -> float:
         """Time an update's micro-batches and its optimizer step, in seconds."""
@@ -426,23 +450,27 @@ class Estimator:
         train = config.train
         # Trained weights have as many bytes as their gradients: both are float32.
         trained = memory.update.gradients
-        saved = trained + memory.update.optimizer
+        checkpoint = trained + memory.update.optimizer
         # A new checkpoint is complete before the oldest of its kind is removed.
-        best = trained * (train.keep_best + 1) if train.keep_best else 0
+        retained = checkpoint * (train.keep_last + 1)
+        if train.keep_best:
+            retained += trained * (train.keep_best + 1)
         # A finished adapter is saved without its base model.
         finished = trained
         if config.adapter is None:
             finished = 4 * parameter_counts(model).total
         totals = self._totals(update_seconds)
         saves = count_events(train.stop_after, totals, train.save_every)
-        is_uploaded = config.checkpoint.upload is not None or "://" in config.run_dir
+        uploaded = 0
+        if config.checkpoint.upload is not None or "://" in config.run_dir:
+            uploaded = saves * checkpoint + finished
         return Disk(
-            checkpoint=saved,
-            kept=saved * (train.keep_last + 1) + best,
+            checkpoint=checkpoint,
+            kept=retained,
             model=finished,
             store=store,
             saves=saves,
-            uploaded=saves * saved + finished if is_uploaded else 0,
+            uploaded=uploaded,
         )
 
 

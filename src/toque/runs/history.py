@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, final
+from typing import Annotated, Any, Final, Literal, NamedTuple, final
 
 import msgspec
 
 from toque.errors import ConfigError
+from toque.runs.curves import Curves, RunningMean
 from toque.units import Duration, Progress
 
-MAX_POINTS: Final = 600
-"""Maximum number of points in a plotted curve, about one per pixel."""
-_SMOOTHING_SHARE: Final = 0.04
-"""Window of the running mean, as a fraction of all values so far."""
-
-Point = tuple[float, float | None]
-"""(x, y). y is None if the value is missing."""
-Points = tuple[list[float], list[float | None]]
-"""x and y values of a curve."""
 METRICS: Final = "metrics.jsonl"
 FINISHED: Final = "finished"
 """Reason in the `end` event of a complete run."""
@@ -41,7 +31,6 @@ _MAX_STEPS: Final = 1000
 _RISE_RATIO: Final = 1.02
 """Ratio of the held-out loss to its minimum that counts as a rise."""
 _MAX_GPUS: Final = 16
-_MAX_CURVES: Final = 400
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None
@@ -248,107 +237,6 @@ def number(value: object) -> float | None:
     return float(value) if abs(value) < 1e300 else None
 
 
-def _extremes(points: Iterable[Point]) -> list[Point]:
-    """Return the lowest, the highest and the first missing point, in their order."""
-    points = list(points)
-    values = [(y, i) for i, (_, y) in enumerate(points) if y is not None]
-    missing = [i for i, (_, y) in enumerate(points) if y is None]
-    indices = set(missing[:1])
-    if values:
-        # The first of equal values stays, so that a point does not move while the curve grows.
-        lowest, highest = min(values), max(values, key=itemgetter(0))
-        indices |= {lowest[1], highest[1]}
-    return [points[i] for i in sorted(indices)]
-
-
-@final
-class Curve:
-    """Curve of any number of points, reduced to about `max_points` points to plot.
-
-    Each block of neighbouring points keeps its lowest and highest point, so no spike is lost. When
-    there are too many blocks, neighbouring blocks are joined. On average, adding a point takes
-    constant time.
-    """
-
-    def __init__(self, max_points: int = MAX_POINTS) -> None:
-        self._max_blocks = max(2, max_points // 2)  # two points per block
-        self._block_size = 1
-        """Number of points in a full block."""
-        self._blocks: list[list[Point]] = []
-        self._last_block_size = 0
-        """Number of points added to the last block."""
-        self.last: Point | None = None
-        """Newest point. It is always plotted."""
-
-    def add(self, x: float, y: float | None) -> None:
-        """Add a point. x never decreases, and a y of None interrupts the line."""
-        self.last = (x, y)
-        if self._blocks and self._last_block_size < self._block_size:
-            self._blocks[-1] = _extremes([*self._blocks[-1], self.last])
-            self._last_block_size += 1
-            return
-        self._blocks.append([self.last])
-        self._last_block_size = 1
-        if len(self._blocks) > self._max_blocks:
-            self._join_blocks()
-
-    def _join_blocks(self) -> None:
-        """Join blocks in pairs. An odd last block stays alone."""
-        if len(self._blocks) % 2 == 0:
-            # The last block is joined with a full block.
-            self._last_block_size += self._block_size
-        self._block_size *= 2
-        self._blocks = [
-            _extremes(chain(*self._blocks[start : start + 2]))
-            for start in range(0, len(self._blocks), 2)
-        ]
-
-    def drop_after(self, x: float) -> None:
-        """Drop the points after `x`, which a resumed run recomputes."""
-        while self._blocks and self._blocks[-1][0][0] > x:
-            self._blocks.pop()
-            self._last_block_size = self._block_size
-        self.last = None
-        if self._blocks:
-            self._blocks[-1] = [point for point in self._blocks[-1] if point[0] <= x]
-            self.last = self._blocks[-1][-1]
-
-    def points(self) -> Points:
-        """Return the x and y values to plot, in order of x."""
-        points = [point for block in self._blocks for point in block]
-        if self.last is not None and (not points or points[-1][0] < self.last[0]):
-            points.append(self.last)
-        return [x for x, _ in points], [y for _, y in points]
-
-    def values(self) -> list[float]:
-        """Return the y values to plot, without missing values."""
-        return [y for y in self.points()[1] if y is not None]
-
-
-@dataclass(frozen=True)
-class RunningMean:
-    """Exponential moving average over the newest 4 % of all values so far.
-
-    The window starts with a single value, because a loss falls fastest at the start.
-    """
-
-    value: float = 0.0
-    n: int = 0
-    """Number of values so far."""
-
-    def add(self, value: float) -> RunningMean:
-        """Return the mean with one more value.
-
-        >>> RunningMean().add(5.0).add(5.0)
-        RunningMean(value=5.0, n=2)
-        """
-        n = self.n + 1
-        window = max(1.0, _SMOOTHING_SHARE * n)
-        return RunningMean(self.value + (value - self.value) / window, n)
-
-
-_Sums = tuple[Progress, RunningMean]
-"""`RunHistory.progress` and the smoothed loss."""
 _STEP_CURVES: Final = (
     "loss",
     "lr",
@@ -360,18 +248,11 @@ _STEP_CURVES: Final = (
 """Plotted fields of `StepRow`."""
 
 
-class Curves(dict[str, Curve]):
-    """Curves by name. Access to a missing name adds a curve, up to a limit."""
+class _Sums(NamedTuple):
+    """Sums of a run up to a step."""
 
-    def __missing__(self, name: str) -> Curve:
-        curve = Curve()
-        if len(self) < _MAX_CURVES:
-            self[name] = curve
-        return curve
-
-    def points_of(self, name: str) -> Points:
-        """Return the points of a curve, or no points if it does not exist."""
-        return self[name].points() if name in self else ([], [])
+    progress: Progress = Progress()
+    smoothed_loss: RunningMean = RunningMean()
 
 
 @dataclass
@@ -492,7 +373,7 @@ class RunHistory:
             self.warnings.append((step, str(event.get("message"))))
             self.n_warnings += 1
         elif kind in _FORMS:
-            add_row = getattr(self, f"_add_{kind}")
+            add_row = getattr(self, f"_add_{kind}")  # e.g. `_add_step`
             add_row(msgspec.convert(event, _FORMS[kind]))
 
     def _start_session(self, event: Mapping[str, Any]) -> None:
@@ -529,7 +410,7 @@ class RunHistory:
 
     def _restore_sums(self, step: int) -> None:
         """Restore the sums at the step from which a session continues."""
-        sums = Progress(), RunningMean()
+        sums = _Sums()
         if step:
             sums = self._sums_at_saves.get(step) or self._sums_at(step)
         self.progress, self._smoothed = sums
@@ -571,7 +452,7 @@ class RunHistory:
         self._set_counted(row.run_seconds)
         self._spent_seconds += seconds
         self.step = row
-        self._sums_at_steps[row.step] = (self.progress, self._smoothed)
+        self._sums_at_steps[row.step] = _Sums(self.progress, self._smoothed)
         if len(self._sums_at_steps) > _MAX_STEPS:
             oldest = next(iter(self._sums_at_steps))
             del self._sums_at_steps[oldest]
@@ -583,7 +464,7 @@ class RunHistory:
 
     def _sums_at(self, step: int) -> _Sums:
         """Return the sums at a step, or the newest sums if the step is not remembered."""
-        return self._sums_at_steps.get(step, (self.progress, self._smoothed))
+        return self._sums_at_steps.get(step, _Sums(self.progress, self._smoothed))
 
     def _add_evaluation(self, row: EvaluationRow) -> None:
         """Add the metrics of an evaluation to the curves, and update `best`."""
@@ -594,8 +475,9 @@ class RunHistory:
             self.best = (loss, row.step)
         self.evaluations.append(row)
         self.n_evaluations += 1
-        self.evaluation_seconds += row.seconds or 0.0
-        self._spent_seconds += row.seconds or 0.0
+        seconds = row.seconds or 0.0
+        self.evaluation_seconds += seconds
+        self._spent_seconds += seconds
 
     def _add_save(self, row: SaveRow) -> None:
         self.saved = row.step

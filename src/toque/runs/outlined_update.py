@@ -158,9 +158,9 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, Tensor):
                 self.add(tensor)
         packet = func._overloadpacket  # noqa: SLF001  # it has no public name
-        flop_formula = flop_registry.get(
-            _ATEN.addmm if packet is _ATEN.addmm_ else packet
-        )
+        if packet is _ATEN.addmm_:
+            packet = _ATEN.addmm  # torch has no formula for the in-place operator
+        flop_formula = flop_registry.get(packet)
         if flop_formula is not None:
             self.flops += float(flop_formula(*args, **kwargs, out_val=result))
         if self.operations is not None:
@@ -258,10 +258,11 @@ class UpdateOutliner:
         micro_batch, update = Operations(), Operations()
         ledger = _Ledger(micro_batch if self.operations else None, block=block)
         before_head = self._run_micro_batch(model, rows, stored, ledger)
-
         copies = _storage_bytes(
             copy for module in model.modules() for copy in copies_of(module)
         )
+        step = self._run_step(trained, update if self.operations else None)
+
         retained = weights + copies + gradients
         earlier_gradients = gradients if self.accumulates else 0
         return OutlinedUpdate(
@@ -271,7 +272,7 @@ class UpdateOutliner:
             optimizer=self.state_bytes,
             computing=max(0, ledger.peak - retained),
             kept=max(0, before_head - weights - copies - earlier_gradients),
-            step=self._run_step(trained, update if self.operations else None),
+            step=step,
             flops=ledger.flops,
             micro_batch=micro_batch,
             update=update,

@@ -135,9 +135,13 @@ def _refuse_users_files(
     users_files = _overwritten_by_run(listed)
     if is_locked or has_run_files or (has_config and has_trained):
         # In a run's folder, only a configuration or a model may be the user's.
-        has_users_model = listed & _MODEL_FILES and not listed & {END, _MODEL_RECORD}
-        is_users = {CONFIG: not has_config, "model/": has_users_model}
-        users_files = {name for name in users_files if is_users.get(name)}
+        possible = set()
+        if not has_config:
+            possible.add(CONFIG)
+        has_model = not listed.isdisjoint(_MODEL_FILES)
+        if has_model and listed.isdisjoint({END, _MODEL_RECORD}):
+            possible.add("model/")
+        users_files &= possible
     if writes is not None:
         users_files.intersection_update(writes)
     if users_files:

@@ -113,12 +113,9 @@ class Tail:
             OSError: The file cannot be read.
             BucketError: The bucket cannot be read.
         """
-        previous = self.file
         file = self._place.look(self._name)
+        self.restarted = self._is_replaced(file)
         self.file = file
-        self.restarted = previous is not None and (
-            file is None or file.tag != previous.tag or file.bytes < self._at
-        )
         if self.restarted:
             self._at = 0
             self._incomplete = b""
@@ -129,6 +126,17 @@ class Tail:
         end = min(file.bytes, self._at + MAX_READ_BYTES)
         data = self._place.read(self._name, self._at, end)
         self._at += len(data)
+        lines = self._complete_lines(data)
+        return [line.decode("utf-8", "replace") for line in lines if line.strip()]
+
+    def _is_replaced(self, file: FileState | None) -> bool:
+        """Check whether the file was replaced or truncated since the last read."""
+        if self.file is None:
+            return False
+        return file is None or file.tag != self.file.tag or file.bytes < self._at
+
+    def _complete_lines(self, data: bytes) -> list[bytes]:
+        """Append data to the incomplete line. Return the lines that end in it, if not too long."""
         *complete, self._incomplete = (self._incomplete + data).split(b"\n")
         if complete and self._is_skipping:
             del complete[0]
@@ -136,7 +144,7 @@ class Tail:
         if len(self._incomplete) > _MAX_LINE_BYTES:
             self._incomplete = b""
             self._is_skipping = True
-        return [line.decode("utf-8", "replace") for line in complete if line.strip()]
+        return complete
 
 
 @dataclass(frozen=True)
@@ -173,8 +181,8 @@ class HolderWatch:
         if lease is not None:
             content = self._place.read(lease_name, 0, min(lease.bytes, 1 << 12))
             owner = owner_in(content)
-            is_renewed = self._is_renewed(content, lease.changed)
-            is_gone = died_here(owner) or not is_renewed
+            unchanged_seconds = self._record_lease(content, lease.changed)
+            is_gone = died_here(owner) or unchanged_seconds > STALE
             pid = self._read_pid() if is_local else str(owner.get("pid", ""))
             return Holder("gone" if is_gone else "alive", pid)
 
@@ -186,13 +194,13 @@ class HolderWatch:
             return Holder("unknown")
         return _find_holder(self._read_pid(), lock)
 
-    def _is_renewed(self, content: bytes, changed: float | None) -> bool:
-        """Check whether the lease has changed within the last `STALE` seconds."""
+    def _record_lease(self, content: bytes, changed: float | None) -> float:
+        """Record the current lease. Return the seconds for which it has not changed."""
         now = self._clock()
         if (content, changed) != self._lease:
             self._lease = content, changed
             self._unchanged_since = now
-        return now - self._unchanged_since <= STALE
+        return now - self._unchanged_since
 
     def _read_pid(self) -> str:
         """Read the process id at the start of `.lock`."""

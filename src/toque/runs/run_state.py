@@ -87,12 +87,12 @@ def _unended_state(
         note = f"; nothing new for {quiet}" if is_quiet else ""
         return RunStatus("running", f"Running, at step {step:,}{note}.")
 
-    outlook = "Nothing was saved, so the same command starts again."
+    restart = "Nothing was saved, so the same command starts again."
     if saved := run.history.saved:
-        outlook = (
+        restart = (
             f"The same command continues from step {saved:,}, the newest checkpoint."
         )
-    outlook = f"The last metrics are of step {step:,}. {outlook}"
+    outlook = f"The last metrics are of step {step:,}. {restart}"
     if holder.state == "gone":
         process = f"process {holder.pid}" if holder.pid else "its process"
         killed = f"Killed: {process} has ended without a record."

@@ -153,11 +153,12 @@ class TimeLeft:
         """Extrapolate this session's pace to all updates. Return None if the pace is unknown."""
         share = self._share_between(self._began, at)
         seconds = at.seconds - self._began.seconds
-        if share - self._slowed_share > _ROUNDING:
-            share -= self._slowed_share
-            seconds -= self._slowed_seconds
-        elif self.training_seconds or share <= _ROUNDING:
-            # All updates were slowed. They count only if a forecast is missing.
+        usual_share = share - self._slowed_share
+        if usual_share > _ROUNDING:
+            usual_seconds = seconds - self._slowed_seconds
+            return max(0.0, usual_seconds) / usual_share
+        # All updates were slowed. They count only if a forecast is missing.
+        if self.training_seconds or share <= _ROUNDING:
             return None
         return max(0.0, seconds) / share
 

@@ -101,8 +101,9 @@ class Gate:
         """Return an error if the Host header has a name that is not allowed."""
         header = request.headers.get("host", "")
         host, _, port = header.rpartition(":")
-        name = host if not port or port.isdigit() else header  # no port in "[::1]"
-        name = name.strip("[]").lower()
+        # The last colon of "[::1]" is not followed by a port.
+        has_port = not port or port.isdigit()
+        name = (host if has_port else header).strip("[]").lower()
         if self.hosts is None or name in self.hosts:
             return None
         names = ", ".join(sorted(self.hosts))

@@ -160,25 +160,33 @@ class _Classes(_RecipeRequest):
         Only classes from the model have probabilities.
         """
         served = models.get_model(self.model)
-        classes = _classify_by_rules(self.recipe)
-        questions = _find_questions(served, self.recipe)
-
-        def classify() -> dict[Task, list[float]]:
-            shares = {}
-            for task, ids in questions.items():
-                rows = choose(served.model, served.codec, [ids], CLASSES[task])
-                shares[task] = rows[0].tolist()
-            return shares
-
-        for task, shares in batcher.run_between_steps(served, classify).items():
-            probabilities = dict(zip(CLASSES[task], shares, strict=True))
-            answer = max(probabilities, key=probabilities.__getitem__)
-            classes[task] = {"answer": answer, "probabilities": probabilities}
+        recipe = self.recipe
+        from_rules = _classify_by_rules(recipe)
+        classes = from_rules | _classify_by_model(served, recipe, batcher)
         return {
             "classes": [
                 {"task": task, **classes[task]} for task in CLASSES if task in classes
             ]
         }
+
+
+def _classify_by_model(
+    served: ServedModel, recipe: Recipe, batcher: Batcher
+) -> dict[Task, Json]:
+    """Classify a recipe by the tasks that the model learned. Block until the batch pauses."""
+    questions = _find_questions(served, recipe)
+
+    def classify() -> dict[Task, Json]:
+        classes: dict[Task, Json] = {}
+        for task, ids in questions.items():
+            names = CLASSES[task]
+            (shares,) = choose(served.model, served.codec, [ids], names).tolist()
+            answer = names[shares.index(max(shares))]
+            probabilities = dict(zip(names, shares, strict=True))
+            classes[task] = {"answer": answer, "probabilities": probabilities}
+        return classes
+
+    return batcher.run_between_steps(served, classify)
 
 
 def _classify_by_rules(recipe: Recipe) -> dict[Task, Json]:

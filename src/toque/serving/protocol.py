@@ -48,15 +48,13 @@ class TextToken(NamedTuple):
         """Most likely tokens, their texts and log-probabilities, including the chosen token."""
         chosen = self.new.token
         tokens = []
-        has_chosen = False
         for (token, logprob), text in zip(
             self.new.top_logprobs, self.alternatives, strict=True
         ):
-            is_chosen = token == chosen
-            has_chosen = has_chosen or is_chosen
             # The chosen token has its text in this position, e.g. of a complete character.
-            tokens.append((token, self.text if is_chosen else text, logprob))
-        if not has_chosen and self.new.logprob is not None:
+            tokens.append((token, self.text if token == chosen else text, logprob))
+        is_listed = any(token == chosen for token, _ in self.new.top_logprobs)
+        if not is_listed and self.new.logprob is not None:
             tokens.append((chosen, self.text, self.new.logprob))
         return tokens
 
@@ -274,20 +272,21 @@ class CompletionRequest(TextRequest):
 
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
         """Tokenize text prompts in another thread. Return prompts of ids unchanged."""
-        prompts: list[Any] = (
-            [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
+        prompts = self._list_prompts()
+        if not isinstance(prompts[0], str):
+            return prompts
+        return await run_in_threadpool(
+            lambda: [served.prompt_ids(prompt) for prompt in prompts]
         )
-        if not prompts or isinstance(prompts[0], int):
-            # One prompt of ids; `limit_answer` refuses an empty prompt.
-            return [prompts]
 
-        def tokenize() -> list[list[int]]:
-            return [
-                served.prompt_ids(prompt) if isinstance(prompt, str) else prompt
-                for prompt in prompts
-            ]
-
-        return await run_in_threadpool(tokenize)
+    def _list_prompts(self) -> list[Any]:
+        """Return the texts, or the lists of ids, of all prompts."""
+        prompt = self.prompt
+        is_several = (
+            isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        )
+        # `limit_answer` refuses an empty list, which is one empty prompt.
+        return list(prompt) if is_several else [prompt]
 
     def choice(self, piece: Piece, *, is_complete: bool) -> Json:
         """Format a text or a piece as an entry of `choices`. Both have the same form."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 import uuid
@@ -113,20 +112,25 @@ class _Text:
 
     def _add_token(self, new: NewToken) -> str:
         """Decode a token, add it to the unsent tokens, and return the text that is now complete."""
-        text = ""
-        if new.end != "stop":
-            token = self._decode(new)
-            self._unsent_tokens.append(token)
-            text = token.text
+        if new.end == "stop":
+            return self._add_end_token(new)
+        token = self._decode(new)
         if new.end is not None:
-            text += self._stream.flush()
-            if self._unsent_tokens:  # the last token has the rest of the text
-                self._unsent_tokens[-1] = self._unsent_tokens[-1]._replace(text=text)
-        if new.end == "stop" and self._echoes:
+            # No token follows, so this token has the rest of the text.
+            token = token._replace(text=token.text + self._stream.flush())
+        self._unsent_tokens.append(token)
+        return token.text
+
+    def _add_end_token(self, new: NewToken) -> str:
+        """Return the rest of the text, which belongs to the token before the end token."""
+        rest = self._stream.flush()
+        if self._unsent_tokens:
+            self._unsent_tokens[-1] = self._unsent_tokens[-1]._replace(text=rest)
+        if self._echoes:
             alternatives = self._decode_alternatives(new)
             end_token = TextToken(self._codec, new, "", alternatives)
             self._unsent_tokens.append(end_token)
-        return text
+        return rest
 
     def _split_at_stop(self, new_text: str, *, is_last: bool) -> tuple[str, bool]:
         """Add text, but hold back an end that may become a stop string.
@@ -186,16 +190,26 @@ class Reply(Response):
         _check_n_texts(request, n_candidates, len(prompts), limits)
         _check_echo(request, served)
 
-        candidates: list[tuple[Sequence[int], int]] = []
+        n_logprobs = request.n_logprobs
+        if self._best.n > 1:
+            n_logprobs = n_logprobs or 0  # best_of compares likelihoods
+        self._orders: list[Order] = []
         for prompt in prompts:
             limit = served.limit_answer(
                 prompt, request.requested_tokens, param=request.prompt_field
             )
-            candidates += itertools.repeat((prompt, limit), n_candidates)
+            for _ in range(n_candidates):
+                order = Order(
+                    prompt,
+                    limit,
+                    options,
+                    len(self._orders),
+                    n_logprobs,
+                    constraint=None if constraint is None else constraint.copy(),
+                )
+                self._orders.append(order)
 
-        n_logprobs = request.n_logprobs
         if self._best.n > 1:
-            n_logprobs = n_logprobs or 0  # best_of compares likelihoods
             self._prompt_texts = [served.codec.decode(prompt) for prompt in prompts]
             with _refuse_request("best_by"):
                 self._best.check_prompts(
@@ -203,18 +217,6 @@ class Reply(Response):
                     in_json=in_json,
                     knows_recipes=served.record.knows_recipes,
                 )
-
-        self._orders = [
-            Order(
-                prompt,
-                limit,
-                options,
-                number,
-                n_logprobs,
-                constraint=None if constraint is None else constraint.copy(),
-            )
-            for number, (prompt, limit) in enumerate(candidates)
-        ]
 
         self._head = {
             "id": f"{request.id_prefix}-{uuid.uuid4().hex}",

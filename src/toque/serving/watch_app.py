@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -68,6 +68,16 @@ class View:
     """State of the shown run as text. Screen readers announce its changes."""
 
 
+class _StoredVerdict(NamedTuple):
+    """Last verdict on a run."""
+
+    verdict: Verdict | None
+    version: int
+    """Version of the run at the verdict."""
+    next_time: float
+    """Time from which the run may be judged again."""
+
+
 @final
 class Watcher:
     """Current state of the runs of a finder, for several threads.
@@ -95,8 +105,7 @@ class Watcher:
         self._refresh_time: float | None = None
         self._n_refreshes = 0
         self._runs: dict[str, RunRecord] = {}
-        # Time of the next verdict, the run's version, and the verdict, by run.
-        self._verdicts: dict[str, tuple[float, int, Verdict | None]] = {}
+        self._verdicts: dict[str, _StoredVerdict] = {}
         self._error = ""
 
     def view(
@@ -169,35 +178,32 @@ class Watcher:
         """Return the view of a run with details, and of all runs as a table and a plot."""
         runs = self._runs
         names = self._sort_runs(states)
-        if shown is None or shown not in runs:
-            shown = names[0]
-        if plotted is None:
-            plotted = names[:MAX_OVERLAID]
+        name = names[0] if shown is None or shown not in runs else shown
+        in_plot = names[:MAX_OVERLAID] if plotted is None else plotted
         # Sorted by name, so that a run keeps its colour when another run ends.
-        plotted = [name for name in sorted(runs) if name in plotted][:MAX_OVERLAID]
+        curves = [other for other in sorted(runs) if other in in_plot][:MAX_OVERLAID]
 
-        run = runs[shown]
+        histories = None
+        table: list[RunTable | Sentence] = []
+        if len(names) > 1:
+            table = _create_table(names, runs, states, curves, name)
+            if curves != [name]:
+                histories = {other: runs[other].history for other in curves}
+        run = runs[name]
         error = self._error
         if run.trouble and not error:
             error = f"{run.place.address} cannot be read: {run.trouble}"
-        other_histories = None
-        table: list[RunTable | Sentence] = []
-        if len(names) > 1:
-            table = _create_table(names, runs, states, plotted, shown)
-            if plotted and plotted != [shown]:
-                other_histories = {name: runs[name].history for name in plotted}
         page = build_run_page(
             run,
-            shown,
-            verdict=self._current_verdict(shown, run),
+            name,
+            verdict=self._current_verdict(name, run),
             label=run.place.address,
             problem=error,
-            overlaid_runs=other_histories,
+            overlaid_runs=histories,
         )
-        page = replace(page, sections=(Section("runs", "Runs", table), *page.sections))
-
-        state = f"{shown}: {states[shown].sentence}"
-        return View(page.parts(), _title(shown, run), state)
+        with_table = (Section("runs", "Runs", table), *page.sections)
+        page = replace(page, sections=with_table)
+        return View(page.parts(), _title(name, run), f"{name}: {states[name].sentence}")
 
     def _sort_runs(self, states: Mapping[str, RunStatus]) -> list[str]:
         """Sort runs by state. Sort active runs by name, so that they do not move in the table.
@@ -220,14 +226,12 @@ class Watcher:
             return None
         start = self._clock()
         last = self._verdicts.get(name)
-        if last is not None:
-            next_time, version, verdict = last
-            if version == run.version or start < next_time:
-                return verdict
+        if last is not None and (last.version == run.version or start < last.next_time):
+            return last.verdict
         verdict = self._judge(run.place.folder)
         seconds = self._clock() - start
         next_time = start + max(_VERDICT_SECONDS, seconds / _VERDICT_SHARE)
-        self._verdicts[name] = (next_time, run.version, verdict)
+        self._verdicts[name] = _StoredVerdict(verdict, run.version, next_time)
         return verdict
 
 

@@ -65,7 +65,7 @@ def columnar_format(start: bytes) -> str:
 
 def columns_of(path: Path) -> dict[str, bool]:
     """Return for each column of a file whether it has bytes, such as pictures."""
-    with _open_table(path) as (_, schema, _batches):
+    with _open_table(path) as (schema, _batches):
         return _columns_in(schema)
 
 
@@ -96,8 +96,9 @@ def decompressed_bytes(path: Path) -> int:
 
 def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
     """Read blocks of about a mebibyte of rows with these columns."""
+    arrow = _pyarrow_for(str(path))
     first_row = 1
-    with _open_table(path) as (arrow, schema, batches):
+    with _open_table(path) as (schema, batches):
         unread = [name for name in schema.names if name not in columns]
         for batch in batches(list(columns)):
             _check_buffers(batch, arrow)
@@ -120,8 +121,8 @@ def _serialise(batch: Any, arrow: Any) -> bytes:
 @contextmanager
 def _open_table(
     path: Path,
-) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterator[Any]]]]:
-    """Yield pyarrow, the schema of a file, and a function that reads batches of columns."""
+) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
+    """Yield the schema of a file, and a function that reads batches of columns."""
     arrow = _pyarrow_for(str(path))
     with path.open("rb") as file:
         start = file.read(len(_ARROW_FILE))
@@ -131,7 +132,7 @@ def _open_table(
     try:
         if is_parquet:
             with arrow.parquet.ParquetFile(path, pre_buffer=False) as table:
-                yield arrow, table.schema_arrow, partial(_parquet_batches, path, table)
+                yield table.schema_arrow, partial(_parquet_batches, path, table)
             return
         # pyarrow reads a truncated stream without an error.
         if start != _ARROW_FILE and end != _ARROW_STREAM_END:
@@ -142,7 +143,7 @@ def _open_table(
                 batches = map(reader.get_batch, range(reader.num_record_batches))
             else:
                 batches = reader = arrow.ipc.open_stream(source)
-            yield arrow, reader.schema, partial(_select_columns, batches, reader.schema)
+            yield reader.schema, partial(_select_columns, batches, reader.schema)
     except (arrow.ArrowException, *_DAMAGE) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         kind, remedy = "Arrow", "Save or download it again."

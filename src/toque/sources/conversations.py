@@ -217,7 +217,7 @@ def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
     if not isinstance(content, str) or not content.strip():
         return "a message without text"
 
-    learnt = _is_learnt(message, role, notes)
+    learnt = _read_marks(message, role, notes)
     if isinstance(learnt, str):
         return learnt
 
@@ -233,12 +233,12 @@ def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
     return Turn(role, plain_text(content, notes), learnt, fields)
 
 
-def _is_learnt(
+def _read_marks(
     message: Mapping[str, Any], role: str, notes: Counter[str]
 ) -> bool | str:
-    """Check whether a message is learnt, or return the reason for dropping the record.
+    """Read whether a message is learnt, or return the reason for dropping the record.
 
-    `notes` counts marks without an effect, and answers that are not learnt.
+    Add the marks without an effect, and the answers that are not learnt, to `notes`.
     """
     names = [name for name in _MARKS if is_filled(message.get(name))]
     marks = [_read_mark(message[name]) for name in names]

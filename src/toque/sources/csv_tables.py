@@ -140,7 +140,7 @@ def _dialect_with(
         quoted: _first_rows(start[end:], delimiter, quoted=quoted, last=is_entire_file)
         for quoted in _QUOTED_OR_NOT
     }
-    n = len(columns)
+    n = len(columns)  # a row may have one more field, see below
     # Tab-separated files are often written without quoting. Use the form that fits more rows.
     shares = {q: max(rows[q].share(n), rows[q].share(n + 1)) for q in _QUOTED_OR_NOT}
     quoted = delimiter == "," or shares[True] >= shares[False]
@@ -272,24 +272,27 @@ class _TableSplitter:
             end = row_end(buffer, at, delimiter, quoted=quoted, last=last)
             stop = len(buffer) if end is None or end < 0 else end
             is_incomplete = stop != end
-            if stop - at > MAX_RECORD_BYTES or (is_incomplete and last):
+            is_too_long = stop - at > MAX_RECORD_BYTES
+            if is_incomplete and not is_too_long and not last:
+                break  # the rest of the row is in the next chunk
+            if is_incomplete or is_too_long:
+                # Drop one line of the row. The next line may begin a readable row.
                 yield from self._flush(buffer[start:at])
                 line_break = _LINE_BREAK.search(buffer, at)
                 self._in_long_line = line_break is None and not last
                 is_unclosed = end == -1 and not self._in_long_line
                 yield self._unreadable_row(UNCLOSED if is_unclosed else TOO_LONG)
                 at = start = line_break.end() if line_break else len(buffer)
-            elif is_incomplete:
-                break  # the rest of the row is in the next chunk
-            else:
-                at = stop
-                if self._n_to_skip:
-                    self._n_to_skip -= 1
-                    self._line += count_lines(buffer[start:at])
-                    start = at
-                elif at - start > CHUNK_BYTES:
-                    yield from self._flush(buffer[start:at])
-                    start = at
+                continue
+
+            at = stop
+            if self._n_to_skip:
+                self._n_to_skip -= 1
+                self._line += count_lines(buffer[start:at])
+                start = at
+            elif at - start > CHUNK_BYTES:
+                yield from self._flush(buffer[start:at])
+                start = at
         yield from self._flush(buffer[start:at])
         self._buffer = buffer[at:]
 

@@ -12,11 +12,13 @@ import gzip
 import lzma
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from toque.errors import DataError, needing
 
@@ -158,23 +160,27 @@ def chunks(
         plain = _read_chunks(path, stream, packed_bytes, size)
         start = next(plain, b"")
         if encoding == UTF_8 or start.startswith(_NO_TEXT):
-            kind = _UTF_16 if start.startswith(_UTF_16_MARKS) else _unread_kind(start)
-            if kind:
-                raise DataError(
-                    f"{path} is {kind}. Recipes and texts are read from JSON, JSON lines, CSV, "
-                    "Parquet, web pages and plain text. They may be compressed with gzip, zstd, xz "
-                    "or bzip2."
-                )
-            chunk = start.removeprefix(_UTF8_MARK)
+            _refuse_other_kinds(path, start)
         else:
-            start = start.removeprefix(_UTF8_MARK)
             codecs.register_error(_KEEP_BYTES, _escape_bytes)
-            texts = codecs.iterdecode(chain([start], plain), encoding, _KEEP_BYTES)
+            encoded = chain([start.removeprefix(_UTF8_MARK)], plain)
+            texts = codecs.iterdecode(encoded, encoding, _KEEP_BYTES)
             plain = (text.encode("utf-8", "surrogateescape") for text in texts)
-            chunk = next(plain, b"").removeprefix(_UTF8_MARK)
-        if chunk:
-            yield chunk
+            start = next(plain, b"")
+        start = start.removeprefix(_UTF8_MARK)
+        if start:
+            yield start
         yield from plain
+
+
+def _refuse_other_kinds(path: Path, start: bytes) -> None:
+    """Refuse UTF-16, archives, documents and databases by the first bytes of a file."""
+    kind = _UTF_16 if start.startswith(_UTF_16_MARKS) else _unread_kind(start)
+    if kind:
+        raise DataError(
+            f"{path} is {kind}. Recipes and texts are read from JSON, JSON lines, CSV, Parquet, "
+            "web pages and plain text. They may be compressed with gzip, zstd, xz or bzip2."
+        )
 
 
 def _escape_bytes(error: UnicodeError) -> tuple[str, int]:
@@ -249,30 +255,13 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
         )
 
     try:
-        with path.open("rb") as raw:
-            magic = raw.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
-            if magic.startswith(_GZIP):
-                with gzip.GzipFile(fileobj=raw) as plain:
-                    yield cast(IO[bytes], plain), path.stat().st_size, raw
-            elif magic.startswith(_XZ):
-                with lzma.LZMAFile(raw) as unpacked:
-                    yield cast(IO[bytes], unpacked), path.stat().st_size, raw
-            elif _BZIP2.match(magic):
-                with _bzip2(path, raw) as unpacked:
-                    yield unpacked, path.stat().st_size, raw
-            elif magic.startswith(_ZSTD):
-                with _zstd(path, raw) as stream:
-                    yield stream, path.stat().st_size, raw
-            else:
-                yield raw, 0, raw
+        with path.open("rb") as raw, _decompress(path, raw) as plain:
+            yield plain, 0 if plain is raw else path.stat().st_size, raw
     except FileNotFoundError as error:
         raise DataError(
             f"{path} does not exist. Check data.sources: paths are relative to the working "
             f"directory of the command ({Path.cwd()})."
         ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        program = "xz" if magic.startswith(_XZ) else "gzip"
-        raise _damaged(path, program, error) from error
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror or error}. Check the disk, the file's "
@@ -281,27 +270,39 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
 
 
 @contextmanager
-def _bzip2(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Decompress bzip2. Its errors are OSErrors, which a caller would mistake for disk errors."""
-    try:
-        with bz2.BZ2File(raw) as plain:
-            yield cast(IO[bytes], plain)
-    except (OSError, EOFError) as error:
-        raise _damaged(path, "bzip2", error) from error
+def _decompress(path: Path, raw: BufferedReader) -> Iterator[IO[bytes]]:
+    """Yield the decompressed stream of a file, or `raw` if the file is not compressed."""
+    unpack: Callable[[BufferedReader], Any]
+    # bzip2 and pyarrow raise an OSError for damage. gzip and lzma raise it only for the disk.
+    errors: tuple[type[Exception], ...] = (OSError, EOFError)
+    magic = raw.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
+    if magic.startswith(_GZIP):
+        program, unpack = "gzip", gzip.open
+        errors = (gzip.BadGzipFile, EOFError, zlib.error)
+    elif magic.startswith(_XZ):
+        program, unpack = "xz", lzma.open
+        errors = (lzma.LZMAError, EOFError)
+    elif _BZIP2.match(magic):
+        program, unpack = "bzip2", bz2.open
+    elif magic.startswith(_ZSTD):
+        with needing(
+            "data", str(path), otherwise=", or decompress it: zstd -d", raised=DataError
+        ):
+            import pyarrow as pa
+        program = "zstd"
+        unpack = partial(pa.CompressedInputStream, compression="zstd")
+    else:
+        yield raw
+        return
 
-
-@contextmanager
-def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Decompress zstd with pyarrow. Its errors are OSErrors, as for bzip2."""
-    with needing(
-        "data", str(path), otherwise=", or decompress it: zstd -d", raised=DataError
-    ):
-        import pyarrow as pa
     try:
-        with pa.CompressedInputStream(raw, "zstd") as stream:
+        with unpack(raw) as stream:
             yield cast(IO[bytes], stream)
-    except (OSError, EOFError) as error:
-        raise _damaged(path, "zstd", error) from error
+    except errors as error:
+        raise DataError(
+            f"{path} is a damaged or truncated {program} file ({error}). Download or compress it "
+            f"again. `{program} -t` checks the file."
+        ) from error
 
 
 def plain_size(path: Path) -> int:
@@ -319,13 +320,6 @@ def plain_size(path: Path) -> int:
                     return round(plain_bytes * packed_bytes / packed.tell())
             return plain_bytes
     return path.stat().st_size
-
-
-def _damaged(path: Path, program: str, error: Exception) -> DataError:
-    return DataError(
-        f"{path} is a damaged or truncated {program} file ({error}). Download or compress it "
-        f"again. `{program} -t` checks the file."
-    )
 
 
 def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -145,21 +145,24 @@ class FileJudge:
                 if is_columnar(file.path):
                     return self.reader_for({"text": "text"}, encoding=encoding)
                 return TextReader(encoding=encoding)
-
             reader = self.reader_for(columns, encoding=encoding)
-            if source.format != "auto":
-                return _fit_pairs(reader, file.path)
-            try:
-                if isinstance(reader, TaskReader):
-                    return reader.for_file(file.path)
-                reader.schema(file.path)
-            except TextRecordsError as error:
-                reader = self.reader_for(error.columns, encoding=encoding)
-            except UnknownFormatError as error:
-                if columns:
-                    raise RefusedFileError(str(error), PLAIN_TEXT) from error
-                return self._text_reader_of(file)
+            if source.format == "auto":
+                reader = self._recognise(reader, file)
             return _fit_pairs(reader, file.path)
+
+    def _recognise(self, reader: RecordReader, file: Located) -> RecordReader:
+        """Return the domain's reader if it can read a file, otherwise a reader of its texts."""
+        try:
+            if isinstance(reader, TaskReader):
+                return reader.for_file(file.path)
+            reader.schema(file.path)
+        except TextRecordsError as error:
+            return self.reader_for(error.columns, encoding=self.encoding)
+        except UnknownFormatError as error:
+            if self.source.columns:
+                raise RefusedFileError(str(error), PLAIN_TEXT) from error
+            return self._text_reader_of(file)
+        return reader
 
     def _text_reader_of(self, file: Located) -> TextReader:
         """Return the reader of a text file.

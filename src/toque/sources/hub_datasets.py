@@ -49,23 +49,21 @@ class HubDataset:
         Raises:
             DataError: The path has another form.
         """
-        if parts := _FORM.fullmatch(path):
-            name, sign, revision = parts["name"].partition("@")
-            if sign and named_path(parts["name"]).is_dir():
-                # The name of the folder has an "@", which does not begin a revision.
-                name = parts["name"]
-                sign = revision = ""
-            is_complete = name and (revision or not sign)
-            if is_complete:
-                rows = None if parts["rows"] is None else int(parts["rows"])
-                return cls(
-                    name, revision or None, parts["config"], parts["split"], rows
-                )
-        raise DataError(
-            f"The source {path!r} must have the form hf:NAME, hf:NAME:SPLIT, "
-            'hf:NAME:CONFIGURATION:SPLIT or hf:NAME@REVISION:..., e.g. "hf:openai/gsm8k:main:'
-            'train". To read only the first rows of a split, write "hf:NAME:train[:5000]".'
-        )
+        parts = _FORM.fullmatch(path)
+        full_name = parts["name"] if parts else ""
+        name, sign, revision = full_name.partition("@")
+        if sign and named_path(full_name).is_dir():
+            # The name of the folder has an "@", which does not begin a revision.
+            name = full_name
+            sign = revision = ""
+        if parts is None or not name or (sign and not revision):
+            raise DataError(
+                f"The source {path!r} must have the form hf:NAME, hf:NAME:SPLIT, "
+                'hf:NAME:CONFIGURATION:SPLIT or hf:NAME@REVISION:..., e.g. "hf:openai/gsm8k:main:'
+                'train". To read only the first rows of a split, write "hf:NAME:train[:5000]".'
+            )
+        rows = None if parts["rows"] is None else int(parts["rows"])
+        return cls(name, revision or None, parts["config"], parts["split"], rows)
 
     def address(self, *, config: str | None = None, split: str | None = None) -> str:
         """Format the path with another configuration or split. An empty split is omitted."""

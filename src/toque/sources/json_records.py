@@ -348,7 +348,7 @@ class JsonSplitter:
     """True inside a record that is too long."""
     _string: int | None = None
     """Position up to which an unfinished string was scanned."""
-    _beheaded: bool = False
+    _drops_string: bool = False
     """True if the first bytes of this string were dropped, because it is too long."""
 
     def pieces(self, chunks: Iterable[bytes]) -> Iterator[JsonPiece]:
@@ -359,8 +359,8 @@ class JsonSplitter:
         """
         for chunk in chunks:
             yield from self._feed(chunk)
-        if self._start is not None or self._too_long:
-            text = None if self._too_long else self._buffer[self._start or 0 :]
+        if self._in_record:
+            text = None if self._too_long else self._buffer[self._start :]
             yield JsonPiece(self._start_line, text, whole=False)
         elif rest := self._buffer[self._scan :]:  # a word, or a string without its end
             self._begin(self._scan)
@@ -374,47 +374,50 @@ class JsonSplitter:
     def _feed(self, chunk: bytes) -> Iterator[JsonPiece]:
         """Return the records that end in a chunk."""
         self._buffer += chunk
-        if self._string is not None and not self._finish_string(self._string):
-            self._drop_scanned()
-            return
-        while True:
-            if self._start is not None or self._too_long:
-                piece = self._finish_record()
-                if piece is None:
-                    break
-                yield piece
-            else:
-                word = self._find_record()
-                if word is None:
-                    break
-                if word:
-                    yield JsonPiece(self._start_line, word)
+        if self._string is None or self._finish_string(self._string):
+            yield from self._split_buffer()
         self._drop_scanned()
+
+    def _split_buffer(self) -> Iterator[JsonPiece]:
+        """Return the records that end in the buffer."""
+        while True:
+            if not self._in_record:
+                yield from self._find_record()
+            piece = self._finish_record() if self._in_record else None
+            if piece is None:
+                return
+            yield piece
+
+    @property
+    def _in_record(self) -> bool:
+        """True inside a record, including a record that is too long."""
+        return self._start is not None or self._too_long
 
     def _finish_string(self, position: int) -> bool:
         """Continue to scan an unfinished string. Return whether it ends in the buffer."""
         rest = _STRING_REST.match(self._buffer, position)
         end = rest.end() if rest else position
         is_finished = self._buffer[end : end + 1] == b'"'
-        self._string = None if is_finished else end
-        if self._beheaded:
+        if self._drops_string:
+            # Without its first bytes, the string is not a token, so skip it.
             self._scan = end + 1 if is_finished else end
-            self._beheaded = not is_finished
+            self._drops_string = not is_finished
+        self._string = None if is_finished else end
         return is_finished
 
-    def _find_record(self) -> bytes | None:
-        """Move to the next record.
+    def _find_record(self) -> Iterator[JsonPiece]:
+        """Move to the next record, or to the end of the buffer.
 
-        Return None if the buffer ends first, and the token if it is not part of a record.
+        Return the tokens before it that are not part of a record. They count as records.
         """
         for match in _TOKEN.finditer(self._buffer, self._scan):
             kind, at = match.lastgroup, match.start()
             if kind == "cut":
                 self._scan, self._string = at, at + 1
-                return None
+                return
             if kind == "word" and match.end() == len(self._buffer):
                 self._scan = at  # the word may continue in the next chunk
-                return None
+                return
 
             self._scan = match.end()
             if kind == "open":
@@ -422,8 +425,8 @@ class JsonSplitter:
                     self._around = self._depth_in(match[0])
                 if self._is_between_records and (self._around or match[0] == b"{"):
                     self._begin(at)
-                    self._scan = at
-                    return b""
+                    self._scan = self._start = at
+                    return
                 self._push(match[0])
                 continue
 
@@ -434,15 +437,11 @@ class JsonSplitter:
             else:  # a string in an object is the key of a record
                 is_value = kind == "word" or self._open[-1] == b"["
                 is_unreadable = is_value and self._is_between_records
-            if (
-                is_unreadable
-            ):  # it counts as a record, and the search continues after it
+            if is_unreadable:
                 self._begin(at)
-                self._start = None
-                return match[0]
+                yield JsonPiece(self._start_line, match[0])
 
         self._scan = len(self._buffer)
-        return None
 
     @property
     def _is_between_records(self) -> bool:
@@ -492,18 +491,19 @@ class JsonSplitter:
             nested -= 1
             if nested <= 0:
                 self._scan = match.end()
-                start, is_too_long = self._start, self._too_long
+                text: bytes | None = None
+                if not self._too_long:
+                    text = self._buffer[self._start : self._scan]
                 self._start, self._too_long = None, False
-                text = None if is_too_long else self._buffer[start : self._scan]
                 return JsonPiece(self._start_line, text)
         self._scan = len(self._buffer)
         return None
 
     def _begin(self, at: int) -> None:
-        """Begin a record at a position, and count the lines before it."""
+        """Find the line number of a record that begins at a position."""
         self.line += self._buffer.count(b"\n", self._counted, at)
         self._counted = at
-        self._start, self._start_line = at, self.line
+        self._start_line = self.line
 
     def _push(self, bracket: bytes) -> None:
         if len(self._open) >= MAX_NESTED:
@@ -515,17 +515,8 @@ class JsonSplitter:
         if self._start is not None and len(self._buffer) - self._start > self.max_bytes:
             self._start, self._too_long = None, True
         keep = self._scan if self._start is None else self._start
-        rest = self._buffer[self._scan :]
-        if self._start is None and len(rest) > self.max_bytes:
-            if rest[:1] != b'"':
-                raise DamagedJsonError(f"a word of over {self.max_bytes:,} characters")
-            self._beheaded = True  # the string is longer than any record
-            if not self._too_long:
-                self._begin(self._scan)
-                self._start, self._too_long = None, len(self._open) == self._around
-            # An odd number of backslashes at the end may escape the next character.
-            n_backslashes = len(rest) - len(rest.rstrip(b"\\"))
-            keep = len(self._buffer) - n_backslashes % 2
+        if self._start is None and len(self._buffer) - self._scan > self.max_bytes:
+            keep = self._drop_string()
         self.line += self._buffer.count(b"\n", self._counted, max(keep, self._counted))
         self._buffer = self._buffer[keep:]
         self._counted = max(self._counted - keep, 0)
@@ -534,3 +525,23 @@ class JsonSplitter:
             self._string = max(self._string - keep, 0)
         if self._start is not None:
             self._start = 0
+
+    def _drop_string(self) -> int:
+        """Give up an unfinished string that is longer than any record.
+
+        Returns:
+            Position of the first byte that is needed to find the end of the string.
+
+        Raises:
+            DamagedJsonError: The long token is not a string.
+        """
+        token = self._buffer[self._scan :]
+        if token[:1] != b'"':
+            raise DamagedJsonError(f"a word of over {self.max_bytes:,} characters")
+        self._drops_string = True
+        if not self._too_long:
+            self._begin(self._scan)
+            self._too_long = len(self._open) == self._around
+        # An odd number of backslashes at the end may escape the next character.
+        n_backslashes = len(token) - len(token.rstrip(b"\\"))
+        return len(self._buffer) - n_backslashes % 2

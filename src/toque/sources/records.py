@@ -385,12 +385,14 @@ def count_field_note(notes: Counter[str], note: str, name: str) -> None:
     notes[key] += 1
 
 
-def shortened(text: str | bytes, limit: int = MAX_CHARS) -> str:
-    """Shorten a text to `limit` characters that are valid in JSON."""
+def shortened(text: str | bytes) -> str:
+    """Shorten a text to `MAX_CHARS` characters that are valid in JSON."""
     if isinstance(text, bytes):
-        text = text[: 4 * limit + 4].decode(errors="replace")
-    valid = replace_lone_surrogates(text[: limit + 1])
-    return valid if len(valid) <= limit else valid[:limit].rstrip("\n") + "…"
+        text = text[: 4 * MAX_CHARS + 4].decode(errors="replace")
+    valid = replace_lone_surrogates(text[: MAX_CHARS + 1])
+    if len(valid) <= MAX_CHARS:
+        return valid
+    return valid[:MAX_CHARS].rstrip("\n") + "…"
 
 
 def replace_lone_surrogates(text: str) -> str:

@@ -22,7 +22,7 @@ from toque.sources.hub_datasets import (
 )
 from toque.sources.records import Block, Located, RecordReader, Source
 from toque.storage.atomic import sha256_of
-from toque.storage.bucket import is_remote
+from toque.storage.bucket import has_wildcard, is_remote
 from toque.user_paths import named_path
 
 GROUP_BYTES = 8 << 20  # raw bytes per shard, with about 6,000 recipes
@@ -120,7 +120,7 @@ def _list_files(pattern: str) -> list[Path]:
     if path.is_dir():
         paths = _files_inside(path)
         message = f"The source folder {path} has no files. Correct data.sources."
-    elif any(sign in pattern for sign in "*?["):
+    elif has_wildcard(pattern):
         paths = _matching_paths(path)
         message = f"No file matches the source {pattern!r}. Correct data.sources."
     else:

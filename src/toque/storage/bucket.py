@@ -1,10 +1,9 @@
-"""Buckets (gs:// and s3://): credentials, listings, reads and writes with retries.
+"""Buckets (gs:// and s3://): listings, reads and writes with retries.
 
-The module uses fsspec: gcsfs for `gs://`, s3fs for `s3://`. Both services create an object
-completely or not at all. After each write, the object's size and, if available, its MD5 are
-compared with the local data. Messages never contain keys or secrets.
+Both services create an object completely or not at all. After each write, the object's size and, if
+available, its MD5 are compared with the local data. Messages never contain keys or secrets.
 
-The libraries' own retries are not enough. s3fs gives up after five attempts in about a second.
+The retries of gcsfs and s3fs are not enough. s3fs gives up after five attempts in about a second.
 Neither library retries a damaged upload or an incomplete range.
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import logging
 import os
 import random
 import re
@@ -29,6 +27,7 @@ from typing import Any, BinaryIO, Final, TypeVar, final
 
 from toque.errors import CheckpointError, DataError, ToqueError
 from toque.storage.atomic import md5_of
+from toque.storage.bucket_services import LOGIN_ADVICE, open_file_system
 from toque.storage.no_follow import open_plain
 
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
@@ -43,18 +42,6 @@ _ENDPOINT: Final = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
 """Environment variable with the address of the service."""
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 """Environment variables with secrets, which are removed from messages."""
-_LOGIN_ADVICE: Final = {
-    "gs": (
-        "Set GOOGLE_APPLICATION_CREDENTIALS to the JSON file of a service account with these "
-        "rights, or run `gcloud auth application-default login`. For an emulator, set "
-        "STORAGE_EMULATOR_HOST."
-    ),
-    "s3": (
-        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN if you have one) "
-        "of a user with these rights, or AWS_PROFILE with ~/.aws/credentials. For another S3 "
-        "service, such as MinIO, set AWS_ENDPOINT_URL."
-    ),
-}
 DEADLINE: Final = 120.0
 """Seconds after which a failing request is not retried."""
 FIRST_WAIT = 0.5
@@ -258,7 +245,7 @@ class Bucket:
     def _failure_reason(self, error: Exception) -> str:
         """Describe the cause of a failure and its remedy, without secrets."""
         rights = self.use.rights
-        advice = _LOGIN_ADVICE[self.scheme]
+        advice = LOGIN_ADVICE[self.scheme]
         answer = _redacted_line(error)
         if isinstance(error, FileNotFoundError):
             return (
@@ -301,7 +288,7 @@ class Bucket:
                     return {path: entry}
 
         matches: dict[str, dict[str, Any]] = self.files.find(path, detail=True)
-        if not matches and _has_wildcard(self.path):
+        if not matches and has_wildcard(self.path):
             matches = self.files.glob(self.path, detail=True)
         if not matches and "[" in self.path:
             # The brackets may be part of a folder's name.
@@ -505,7 +492,8 @@ def _redacted_line(error: Exception) -> str:
     return line[:300]
 
 
-def _has_wildcard(path: str) -> bool:
+def has_wildcard(path: str) -> bool:
+    """Check whether a path is a pattern."""
     return any(sign in path for sign in "*?[")
 
 
@@ -519,91 +507,12 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
     alias, _, path = address.partition("://")
     scheme = SCHEMES[alias]
     name = path.split("/")[0]
-    if not name or "@" in name or _has_wildcard(name):
+    if not name or "@" in name or has_wildcard(name):
         # The message does not show the name, because some tools accept KEY:SECRET@ before it.
         raise use.error(
             f"{use.setting} has no valid bucket name. An address is {scheme}://BUCKET/FOLDER/ or "
             f"{scheme}://BUCKET/NAME. Patterns are allowed after the bucket name. Credentials "
             "are not allowed."
         )
-    return Bucket(scheme, path, *_open_file_system(scheme, use), use, Retry(deadline))
-
-
-_UNCACHED: Final = {"use_listings_cache": False, "skip_instance_cache": True}
-"""Options of fsspec file systems, so that every listing is current."""
-FileSystem = tuple[Any, bool, tuple[type[Exception], ...]]
-"""The fields `files`, `anonymous` and `failures` of a `Bucket`."""
-
-
-def _open_file_system(scheme: str, use: BucketUse) -> FileSystem:
-    """Open a service's file system with the credentials of the service's own tools."""
-    open_service = _open_gcs if scheme == "gs" else _open_s3
-    try:
-        import aiohttp
-
-        files, anonymous, failures = open_service(use)
-    except ImportError as error:
-        library, extra = ("gcsfs", "gcs") if scheme == "gs" else ("s3fs", "s3")
-        raise use.error(
-            f"{scheme}:// addresses need {library}, which is not installed. Run: pip install "
-            f"'toque[{extra}]' (or download the files and give their paths)."
-        ) from error
-    return files, anonymous, (OSError, ValueError, aiohttp.ClientError, *failures)
-
-
-def _open_gcs(use: BucketUse) -> FileSystem:
-    """Open gcsfs with the default credentials of Google's tools, or anonymously."""
-    # gcsfs would log a traceback for each retry. Toque's message is enough.
-    logging.getLogger("gcsfs").addHandler(logging.NullHandler())
-    is_emulated = "STORAGE_EMULATOR_HOST" in os.environ
-    if is_emulated:
-        # With HNS support, gcsfs waits 90 seconds for an endpoint that emulators do not have.
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    import gcsfs
-    import google.auth.exceptions
-    import requests
-
-    credentials = None if is_emulated else _google_credentials(use)
-    files = gcsfs.GCSFileSystem(token=credentials or "anon", **_UNCACHED)
-    auth_error = google.auth.exceptions.GoogleAuthError
-    failures = (requests.RequestException, auth_error, gcsfs.retry.HttpError)
-    return files, credentials is None, failures
-
-
-def _google_credentials(use: BucketUse) -> Any:
-    """Find the default credentials of Google's tools. Return None if no credentials are set."""
-    import google.auth.exceptions
-
-    key_file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-    if key_file is not None and not Path(key_file).is_file():
-        raise use.error(
-            f"GOOGLE_APPLICATION_CREDENTIALS is {key_file}, which does not exist. "
-            f"{_LOGIN_ADVICE['gs']}"
-        )
-    scopes = ["https://www.googleapis.com/auth/cloud-platform"]
-    try:
-        credentials, _ = google.auth.default(scopes=scopes)
-    except google.auth.exceptions.DefaultCredentialsError as error:
-        if key_file is None:
-            return None
-        raise use.error(
-            "The file of GOOGLE_APPLICATION_CREDENTIALS has no valid credentials: "
-            f"{str(error).splitlines()[0][:200]}. {_LOGIN_ADVICE['gs']}"
-        ) from error
-    return credentials
-
-
-def _open_s3(use: BucketUse) -> FileSystem:
-    """Open s3fs with the default credentials of the AWS tools, or anonymously."""
-    import botocore.exceptions
-    import botocore.session
-    import s3fs
-
-    try:
-        credentials = botocore.session.Session().get_credentials()
-    except botocore.exceptions.BotoCoreError as error:
-        message = f"The AWS credentials are invalid: {error}. {_LOGIN_ADVICE['s3']}"
-        raise use.error(message) from error
-    files = s3fs.S3FileSystem(anon=credentials is None, **_UNCACHED)
-    failures = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
-    return files, credentials is None, failures
+    files, anonymous, failures = open_file_system(scheme, use.error)
+    return Bucket(scheme, path, files, anonymous, failures, use, Retry(deadline))

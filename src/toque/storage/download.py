@@ -206,7 +206,7 @@ class _Session:
     downloaded_bytes: list[int] = field(default_factory=list)
     """Downloaded bytes per file."""
     events: list[str] = field(default_factory=list)
-    """Number of events by kind, for the summary."""
+    """Kinds of events, which `summary` counts. Threads can append to a list without a lock."""
 
     def summary(self, seconds: float) -> str:
         """Describe the session in one sentence."""

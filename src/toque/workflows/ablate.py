@@ -14,16 +14,15 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from toque.config import Resolved, RunConfig, config_sha256, load_config, resolved_yaml
+from toque.config import Resolved, config_sha256, load_config, resolved_yaml
 from toque.config.user_code import HEADER, refuse_foreign_code
 from toque.data.store.store_manifest import read_manifest
 from toque.errors import ConfigError, Interrupted, argument
@@ -36,6 +35,7 @@ from toque.storage.no_follow import open_append
 from toque.user_paths import named_path
 from toque.version import __version__
 from toque.workflows.configure import Configured, configure, with_origins
+from toque.workflows.improvements import find_switches, switch_overrides
 from toque.workflows.prepare import prepare
 from toque.workflows.results import TrainedRun
 
@@ -82,62 +82,6 @@ _METHOD = (
     "zero. One of twenty intervals misses the true difference by chance, so a single star among "
     "many is weak evidence. Seconds are the training time alone. Memory is the peak of the process."
 )
-
-
-class Improvement(NamedTuple):
-    """An improvement that settings switch on and off."""
-
-    name: str
-    setting: str
-    """Name of the setting that has a value if the improvement is on."""
-    on: tuple[str, ...]
-    """Overrides that switch it on."""
-    off: tuple[str, ...] = ()
-    """Overrides that switch it off; () to set the setting to null."""
-    only: str = ""
-    """The only value of the setting that counts as on; "" for any value."""
-
-    def is_on(self, config: RunConfig) -> bool:
-        """Return whether a configuration has the improvement."""
-        value = attrgetter(self.setting)(config)
-        return value == self.only if self.only else value not in (None, 0.0)
-
-
-_STAGES = 'curriculum={stages: [{from: "0 %"}, {from: "33 %"}, {from: "67 %"}]}'
-"""Stages for a configuration without a curriculum. Several improvements set its limits."""
-_DIFFICULTY = [
-    f"curriculum.stages.{n}.max_difficulty={level}"
-    for n, level in enumerate(("easy", "medium"))
-]
-_QUALITY = [f"curriculum.stages.{n}.min_quality=0.{5 + n}" for n in range(3)]
-_WORDINGS = [
-    f"augmentation.{part}=0.3" for part in ("instructions", "paraphrase", "tips")
-]
-_RESTARTS = (
-    "optim.schedule=cosine_restarts",
-    # Three complete cycles, each twice as long as the previous one: 1/7 + 2/7 + 4/7.
-    'optim.cycles={first: "14.2 %"}',
-)
-_NO_RESTARTS = ("optim.schedule=cosine", "optim.cycles=null")
-_SMOOTHING = "optim.label_smoothing"
-
-IMPROVEMENTS = (
-    Improvement("adapter", "adapter", ("adapter={kind: lora}",)),
-    Improvement(
-        "label smoothing", _SMOOTHING, (f"{_SMOOTHING}=0.1",), (f"{_SMOOTHING}=0.0",)
-    ),
-    Improvement(
-        "warm restarts", "optim.schedule", _RESTARTS, _NO_RESTARTS, "cosine_restarts"
-    ),
-    Improvement("gradient noise", "optim.gradient_noise", ("optim.gradient_noise={}",)),
-    Improvement("curriculum", "curriculum", (_STAGES, *_DIFFICULTY)),
-    Improvement("rising quality", "curriculum", (_STAGES, *_QUALITY)),
-    Improvement(
-        "prompt formats", "augmentation", ("augmentation.prompt_formats=true",)
-    ),
-    Improvement("other wordings", "augmentation", (*_WORDINGS,)),
-)
-"""Improvements to ablate. Packing is not listed, because it does not change the results."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +196,7 @@ def ablate(
     """
     out = named_path(out)
     _refuse_users_files(out)
-    config_file = _write_config(config, overrides, out, trust_code=trust_code)
+    config_file = _find_or_write_config(config, overrides, out, trust_code=trust_code)
     all_overrides = list(overrides)
     if steps is not None:
         if steps < 1:
@@ -293,7 +237,7 @@ def _refuse_users_files(out: Path) -> None:
         )
 
 
-def _write_config(
+def _find_or_write_config(
     config: Configured, overrides: Sequence[str], out: Path, *, trust_code: bool
 ) -> str:
     """Return the file or preset of a configuration. Write a file for any other configuration.
@@ -301,14 +245,15 @@ def _write_config(
     Raises:
         ConfigError: The configuration names code that the user did not trust.
     """
-    name = str(config) if isinstance(config, str | Path) else None
+    is_named = isinstance(config, str | Path)
     settings = (
-        configure(config) if name is None else load_config(name, overrides).config
+        load_config(str(config), overrides).config if is_named else configure(config)
     )
     if not trust_code:
         refuse_foreign_code(settings.foreign_code)
-    if name is not None:
-        return name
+    if is_named:
+        return str(config)
+    # Runs read their settings from a file.
     out.mkdir(parents=True, exist_ok=True)
     file = out / "ablation.yaml"
     atomic_write(file, resolved_yaml(with_origins(settings)).encode())
@@ -327,7 +272,7 @@ def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> Ablat
             "confidence interval. 5 is a good choice."
         )
     common = [*overrides, *_QUIET]
-    switches, left_out = _find_switches(config, common)
+    switches, left_out = find_switches(config, common)
     if not switches:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise ConfigError(f"None of the improvements fits {config}: {reasons}")
@@ -337,7 +282,7 @@ def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> Ablat
     variants = []
     for seed in range(first_seed, first_seed + seeds):
         for name, enabled in combinations.items():
-            switched = _switch_overrides(switches, enabled)
+            switched = switch_overrides(switches, enabled)
             variant_overrides = (*common, f"seed={seed}", *switched)
             key = _hash_settings(config, variant_overrides)
             variants.append(Variant(name, seed, variant_overrides, key))
@@ -356,57 +301,10 @@ def _list_combinations(improvements: Sequence[str]) -> dict[str, set[str]]:
     return combinations
 
 
-def _switch_overrides(
-    switches: Mapping[str, Switch], enabled: Collection[str]
-) -> list[str]:
-    """Return the overrides that switch on the `enabled` improvements, and switch off the rest."""
-    # Improvements may share an override, such as the stages. A second one would replace the
-    # settings that the overrides in between have changed.
-    overrides: dict[str, None] = {}
-    for name, switch in switches.items():
-        overrides |= dict.fromkeys(switch.on if name in enabled else switch.off)
-    return [*overrides]
-
-
 def _hash_settings(config: str, overrides: Sequence[str]) -> str:
     """Hash a variant's settings, apart from its run folder."""
     settings = load_config(config, [*overrides, "run_dir=run"]).config
     return config_sha256(settings)[:16]
-
-
-class Switch(NamedTuple):
-    """Overrides that switch an improvement on and off."""
-
-    on: tuple[str, ...]
-    off: tuple[str, ...]
-
-
-def _find_switches(
-    config: str, overrides: Sequence[str]
-) -> tuple[dict[str, Switch], dict[str, str]]:
-    """Return the switches of improvements that fit, and the reasons against the rest."""
-    base = load_config(config, overrides).config
-    switches: dict[str, Switch] = {}
-    left_out: dict[str, str] = {}
-    switched_by: dict[str, str] = {}
-    for improvement in IMPROVEMENTS:
-        name, setting = improvement.name, improvement.setting
-        if not improvement.is_on(base):
-            try:
-                load_config(config, [*overrides, *improvement.on])
-            except ConfigError as error:
-                left_out[name] = str(error)
-            else:
-                switches[name] = Switch(improvement.on, ())
-        elif setting in switched_by:
-            left_out[name] = (
-                f"the configuration already sets `{setting}`, which {switched_by[setting]} "
-                "switches on and off."
-            )
-        else:
-            switched_by[setting] = name
-            switches[name] = Switch((), improvement.off or (f"{setting}=null",))
-    return switches, left_out
 
 
 def _lock_folder(out: Path) -> AbstractContextManager[object]:

@@ -41,15 +41,13 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     >>> configure("demo", train={"stop_after": "10 steps"}).model.family
     'llama'
     """
-    values: Mapping[str, Any] = {}
-    if isinstance(base, RunConfig):
-        if not sections:
-            return base
-        values = _to_yaml_types(base)
-    elif isinstance(base, Mapping):
-        values = _to_yaml_types(base)
-    elif isinstance(base, str | Path):
+    if isinstance(base, RunConfig) and not sections:
+        return base
+    if isinstance(base, str | Path):
         return configure(load_config(base).config, **sections)
+    values: Mapping[str, Any] = {}
+    if isinstance(base, RunConfig | Mapping):
+        values = _convert_or_save(base)
     elif base is not None:
         raise ConfigError(
             "A configuration must be a RunConfig, the path of a YAML file, a preset's name or a "
@@ -58,15 +56,23 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
         )
 
     config = resolve_values(_merge(values, sections), "configure").config
-    if not isinstance(base, RunConfig):
-        return config
+    if isinstance(base, RunConfig):
+        return _mark_foreign_code(config, base, sections)
+    return config
 
-    # Code in settings of this call is trusted. Code in settings of the base may be foreign.
-    values_of_call = {
-        name: _to_yaml_types(section) if isinstance(section, Config) else section
+
+def _mark_foreign_code(
+    config: RunConfig, base: RunConfig, sections: Mapping[str, Any]
+) -> RunConfig:
+    """Mark code that a changed configuration has from its base, unless a change names it too.
+
+    Code in `sections` is trusted, because the program itself names it.
+    """
+    changes = {
+        name: _dump(section) if isinstance(section, Config) else section
         for name, section in sections.items()
     }
-    trusted = names_of_code(values_of_call)
+    trusted = names_of_code(changes)
     foreign_code = {
         setting: base.foreign_code[setting]
         for setting in names_of_code(config.model_dump())
@@ -108,35 +114,37 @@ def _merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
         if isinstance(value, Mapping) and isinstance(change, Mapping):
             merged[name] = _merge(value, change)
         else:
-            merged[name] = _to_yaml_types(change)
+            merged[name] = _convert_or_save(change)
     return merged
 
 
-def _to_yaml_types(value: Any) -> Any:
-    """Convert a value to types of YAML: paths to text, tuples to lists, models to folders.
-
-    A model or tokenizer is saved, and its folder takes its place.
-    """
+def _convert_or_save(value: Any) -> Any:
+    """Convert a value to types of YAML, or save a model or tokenizer and return its folder."""
     if isinstance(value, Config):
-        parts = {
-            name: _to_yaml_types(item)
-            for name, item in value
-            if isinstance(item, Config)
-        }
-        # `model_dump` leaves the secret out, but it must remain in the program.
-        secret = {"webhook": value.webhook} if isinstance(value, ObserveConfig) else {}
-        return value.model_dump(mode="json") | parts | secret
-    if hasattr(value, "save_pretrained") and not isinstance(value, type):
-        return _save(value)
+        return _dump(value)
+    if isinstance(value, Mapping):
+        return {name: _convert_or_save(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_convert_or_save(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):  # a number or an array of numpy
         return value.tolist()
-    if isinstance(value, Mapping):
-        return {name: _to_yaml_types(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_yaml_types(item) for item in value]
+    # A class has the method too, but only an object has weights.
+    if hasattr(value, "save_pretrained") and not isinstance(value, type):
+        return _save(value)
     return value
+
+
+def _dump(section: Config) -> dict[str, Any]:
+    """Return a section with its secret, which `model_dump` leaves out."""
+    values = section.model_dump(mode="json")
+    for name, item in section:
+        if isinstance(item, Config):
+            values[name] = _dump(item)
+    if isinstance(section, ObserveConfig):
+        values["webhook"] = section.webhook
+    return values
 
 
 def _save(model: Any) -> str:

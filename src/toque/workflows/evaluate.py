@@ -82,12 +82,16 @@ class Evaluation:
         """All scores by name, without intervals."""
         return {**self.example_metrics, **self.texts.metrics}
 
+    @property
+    def advice(self) -> str:
+        """Advice if the recipes among the texts are poor, otherwise ""."""
+        score = self.texts.overall.get("recipe_score")
+        return "" if score is None else advice_on_score(score.value)
+
     def to_json(self) -> str:
         """Return the content of evaluation.json. Numbers that are not finite become null."""
         overall = self.texts.overall
-        memorisation = None
-        if self.memorisation is not None:
-            memorisation = self.memorisation.record()
+        memorisation = self.memorisation
         record = {
             "step": self.step,
             "heldout": dict(self.heldout),
@@ -100,7 +104,7 @@ class Evaluation:
             },
             "applies_to": {name: estimate.n for name, estimate in overall.items()},
             "slices": self._slices_record(),
-            "memorisation": memorisation,
+            "memorisation": None if memorisation is None else memorisation.record(),
             "failed": dict(self.texts.failed),
             "method": {
                 "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
@@ -145,9 +149,8 @@ class Evaluation:
             lines.append(str(self.texts))
         if self.memorisation is not None and (shared_text := str(self.memorisation)):
             lines.append(shared_text)
-        recipe_score = self.texts.overall.get("recipe_score")
-        if recipe_score is not None and (advice := advice_on_score(recipe_score.value)):
-            lines.append(advice)
+        if self.advice:
+            lines.append(self.advice)
         lines += self._slice_lines()
         for name, error in self.texts.failed.items():
             lines.append(f"{name} failed: {error}")
@@ -230,23 +233,25 @@ def evaluate(
     """
     folder = resolve_model(run_or_model)
     config_file = config_of(folder)
-    if config_file.exists():
+    is_run = config_file.exists()
+    if is_run:
         refuse_links(config_file.parent, CheckpointError)
         refuse_users_folder(config_file.parent, writes=(FILE, EVALUATION))
-    if config is None and not config_file.exists():
+    elif config is None:
         raise ConfigError(
             f"{folder} is not a run folder, so it has no data configuration. Add one: toque "
             "evaluate MODEL my.yaml, or evaluate(model, config)."
         )
-    settings = configure(
-        load_config(config_file, trust_code=False).config if config is None else config
-    )
+    if config is None:
+        config = load_config(config_file, trust_code=False).config
+    settings = configure(config)
     if trust_code:
         settings = settings.with_foreign_code({})
+
     result = _score_model(folder, settings, reporter)
-    if config_file.exists() and folder.is_dir():
+    if is_run and folder.is_dir():
         result.write(folder)
-    elif config_file.exists():
+    elif is_run:
         reporter.notice(
             f"note: the run removed {folder}, so its scores were not written"
         )

@@ -11,7 +11,6 @@ from typing import cast
 
 from transformers import PreTrainedModel
 
-from toque.cooking.recipe_scores import advice_on_score
 from toque.data.store.token_store import refuse_replaced
 from toque.data.tokenizer.codec import Codec
 from toque.errors import CheckpointError, in_shell
@@ -61,19 +60,21 @@ def finish(run: Run, reporter: Reporter) -> str:
         Advice if the model is poor, otherwise "".
     """
     trainer = run.trainer
-    step = trainer.progress.step
+    last_step = trainer.progress.step
     folder = Path(run.config.run_dir)
     ranks = run.evaluator.ranks
-    if ranks.broadcast(_is_finished(folder, step)):
+    if ranks.broadcast(_is_finished(folder, last_step)):
         return ""
 
     began = time.perf_counter()
     refuse_replaced(run.store)
+    goal = None
+    model_step = last_step
     best = broadcast_checkpoint(trainer.checkpoints.best, ranks)
     if best is not None:
         load_weights(trainer.model, best)
-        step = best.step
-    goal = None if best is None else trainer.goal
+        goal = trainer.goal
+        model_step = best.step
     losses = run.evaluator.losses()
     with run.evaluator.sharing.full_model() as gathered:
         model = cast("PreTrainedModel", gathered)
@@ -81,7 +82,7 @@ def finish(run: Run, reporter: Reporter) -> str:
         advice = ""
         if ranks.is_main:
             evaluation = _score(
-                run, model, losses, samples, step=step, reporter=reporter
+                run, model, losses, samples, step=model_step, reporter=reporter
             )
             advice = _write(run, model, evaluation, samples, goal, reporter)
     if ranks.is_main:
@@ -192,7 +193,7 @@ def _write(
         reporter.notice(NO_TEMPLATE)
     if samples:
         reporter.notice(format_excerpt(samples[0], columns=reporter.columns))
-    return history.overfitting_note or _advise(evaluation)
+    return history.overfitting_note or evaluation.advice
 
 
 def _write_end(folder: Path, *, step: int, model_step: int | None) -> None:
@@ -206,12 +207,6 @@ def _write_end(folder: Path, *, step: int, model_step: int | None) -> None:
         folder, "writing the end", setting="run_dir", error=CheckpointError
     ):
         atomic_write(folder / END, (json.dumps(end) + "\n").encode())
-
-
-def _advise(evaluation: Evaluation) -> str:
-    """Return advice if the recipes are poor, else ""."""
-    score = evaluation.texts.overall.get("recipe_score")
-    return "" if score is None else advice_on_score(score.value)
 
 
 def _summarise(evaluation: Evaluation, watched: Sequence[str]) -> str:

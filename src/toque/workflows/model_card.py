@@ -169,7 +169,16 @@ def _list_results(
     fingerprint: str,
 ) -> list[EvalResult]:
     """Return the finite scores in the hub's format. `dataset` is the only dataset of the data."""
-    hub_dataset, commit = (None, None) if dataset is None else dataset
+    # The hub requires a type, so data without a dataset on the hub has a general one.
+    dataset_facts: dict[str, Any] = {"dataset_type": "held-out"}
+    if dataset is not None:
+        hub_dataset, commit = dataset
+        dataset_facts = {
+            "dataset_type": hub_dataset.name,
+            "dataset_config": hub_dataset.config,
+            "dataset_split": hub_dataset.split,
+            "dataset_revision": commit,
+        }
     text_scores = {
         name: estimate.value for name, estimate in evaluation.texts.overall.items()
     }
@@ -177,13 +186,9 @@ def _list_results(
     return [
         EvalResult(
             task_type=task,
-            # The hub requires a type, so data without a dataset on the hub has a general one.
-            dataset_type=hub_dataset.name if hub_dataset else "held-out",
             dataset_name=data_name,
-            dataset_config=hub_dataset.config if hub_dataset else None,
-            dataset_split=hub_dataset.split if hub_dataset else None,
-            dataset_revision=commit,
             dataset_args={"fingerprint": fingerprint},
+            **dataset_facts,
             metric_type=name,
             metric_value=float(f"{value:.6g}"),
         )
@@ -317,11 +322,11 @@ def _describe_limits(
     }.get(record.form, "Answering the prompts above. Other prompts were not measured.")
     lines = [f"Intended use: {intended}", _describe_licence(config)]
 
-    lengths = [
-        f"{side}s of up to {limit:,} tokens"
-        for side in ("prompt", "target")
-        if isinstance(limit := manifest.settings.get(f"max_{side}_tokens"), int)
-    ]
+    lengths = []
+    for side in ("prompt", "target"):
+        limit = manifest.settings.get(f"max_{side}_tokens")
+        if isinstance(limit, int):
+            lengths.append(f"{side}s of up to {limit:,} tokens")
     if lengths:
         trained_lengths = " and ".join(lengths)
         lines.append(f"Trained on {trained_lengths}. Longer ones were {UNMEASURED}.")

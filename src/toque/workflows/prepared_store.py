@@ -192,13 +192,13 @@ def _find_max_tokens(config: RunConfig) -> int | None:
         return None
 
     values = (shape.get(name) for name in ("n_positions", "max_position_embeddings"))
-    length = next((n for n in values if isinstance(n, int)), default)
+    positions = next((n for n in values if isinstance(n, int)), default)
     # Beyond a shorter length, LongRoPE uses other factors, so that length is the limit.
     rope = shape.get("rope_parameters") or shape.get("rope_scaling")
     short = short_positions(rope, shape.get("original_max_position_embeddings"))
-    length = min((n for n in (length, short) if n is not None), default=None)
+    limits = [n for n in (positions, short) if n is not None]
     # The last token of a target is never an input, so it needs no position.
-    return None if length is None else length + 1
+    return min(limits) + 1 if limits else None
 
 
 def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:

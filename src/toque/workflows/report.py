@@ -152,14 +152,17 @@ def compare(
         differences = {
             other: _compare_scores(compared, first, other, notes) for other in others
         }
-    page = Path("comparison.html")
-    if out is not None:
-        page = named_path(out)
-    elif (folder := records[first].place.folder) is not None:
-        page = folder.with_name("comparison.html")
+    page = _choose_page(records[first]) if out is None else named_path(out)
     comparison = Comparison(compared, differences, notes, page)
     write_page(page, comparison.html_page())
     return comparison
+
+
+def _choose_page(first: RunRecord) -> Path:
+    """Return the page next to the first run, or in the working directory for a bucket."""
+    folder = first.place.folder
+    name = "comparison.html"
+    return Path(name) if folder is None else folder.with_name(name)
 
 
 def _find_runs(runs: Sequence[Model]) -> dict[str, RunRecord]:
@@ -215,7 +218,7 @@ def _read_run(record: RunRecord, notes: list[str]) -> ComparedRun:
     record.read_whole()
     scores, by_text, problem = _read_scores(record)
     if problem:
-        notes.append(problem)
+        notes.append(f"{problem} {_advise_on_scores(record)}")
     return ComparedRun(record, _read_settings(record), scores, by_text)
 
 
@@ -233,34 +236,33 @@ def _read_settings(record: RunRecord) -> Mapping[str, str]:
 def _read_scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, str]:
     """Read the final scores, and the scores of each text, with a message if some are missing."""
     run = record.address
-    advice = "A run writes them at its end and copies them to its bucket."
-    if record.at:
-        advice = "Download the run and evaluate the checkpoint."
-    if record.place.folder is not None:
-        advice = f"`toque evaluate {in_shell(run)}` writes them."
-
     text = record.text(EVALUATION)
     if not text:
-        return {}, None, f"{run} has no final scores yet. {advice}"
+        return {}, None, f"{run} has no final scores yet."
     try:
         final = decode_json(text, FinalScores)
     except msgspec.DecodeError as error:
-        return {}, None, f"{run}/{EVALUATION} cannot be read ({error}). {advice}"
+        return {}, None, f"{run}/{EVALUATION} cannot be read ({error})."
 
-    by_text = None
-    problem = ""
     try:
         data = read_small_file(record.place, record.path_of(FILE))
         by_text = None if data is None else from_json(data)
     except (OSError, BucketError, ValueError) as error:
-        problem = f"{run}/{FILE} cannot be read ({error}). {advice}"
-    else:
-        if by_text is None:
-            problem = f"{run} has no scores per text. {advice}"
-        elif by_text.step != final.step:
-            by_text = None
-            problem = f"{run}/{FILE} has the scores of another step. {advice}"
-    return final.metrics, by_text, problem
+        return final.metrics, None, f"{run}/{FILE} cannot be read ({error})."
+    if by_text is None:
+        return final.metrics, None, f"{run} has no scores per text."
+    if by_text.step != final.step:
+        return final.metrics, None, f"{run}/{FILE} has the scores of another step."
+    return final.metrics, by_text, ""
+
+
+def _advise_on_scores(record: RunRecord) -> str:
+    """Explain how to get the missing scores of a run."""
+    if record.place.folder is not None:
+        return f"`toque evaluate {in_shell(record.address)}` writes them."
+    if record.at:
+        return "Download the run and evaluate the checkpoint."
+    return "A run writes them at its end and copies them to its bucket."
 
 
 def _compare_scores(

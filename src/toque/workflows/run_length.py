@@ -216,17 +216,17 @@ def predict_time(
         return None
     stop = length.stop_after
     totals = stream.totals(stop)
-    training_seconds = totals.get("steps", 0.0) * update_seconds
-    if stop.seconds is not None:
+    if stop.seconds is None:
+        training_seconds = totals.get("steps", 0.0) * update_seconds
+    else:
         training_seconds = stop.seconds
         totals = {"steps": training_seconds / update_seconds} | totals
-    totals = {"minutes": training_seconds / 60} | totals
     after = length.after
     limit_ends_run = length.limit is not None and length.limit.length is None
     return TimeLeft(
         stop,
         evaluate_every,
-        expected=totals,
+        expected={"minutes": training_seconds / 60} | totals,
         training_seconds=training_seconds,
         evaluation_seconds=after.evaluating + after.texts,
         final_seconds=after.evaluating + after.final_texts + after.ending,

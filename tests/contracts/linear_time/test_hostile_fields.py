@@ -20,7 +20,8 @@ from toque.cooking.recipe_scores import text_metrics
 from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_title
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.reader import RecipeReader
-from toque.cooking.schemas.repairs import rejoined, without_repeat
+from toque.cooking.schemas.repairs import rejoin_sentences
+from toque.cooking.schemas.repetitions import without_repeat
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.errors import DataError
 from toque.sources.documents import TextReader
@@ -56,7 +57,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "clean_ingredients": lambda text: clean_ingredients([text], Counter()),
     "clean_steps": lambda text: clean_steps([text], Counter()),
     "many steps": lambda text: clean_steps(text.split(" "), Counter()),
-    "rejoined": lambda text: rejoined(["A.", *text.split(" ")], Counter()),
+    "rejoin_sentences": lambda text: rejoin_sentences(
+        ["A.", *text.split(" ")], Counter()
+    ),
     "without_repeat": lambda text: without_repeat(text.split(" "), Counter()),
     "recipe_of": record,
     "parse_line": parse_line.__wrapped__,

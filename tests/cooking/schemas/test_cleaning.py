@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from toque.cooking.schemas.cleaning import (
     clean_ingredients,
     clean_steps,
-    clean_text,
     clean_title,
     is_list_in_line,
     is_subheading,
     listed_lines,
 )
+from toque.cooking.schemas.markup import clean_text
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import pytest
 from toque.cooking.schemas.repairs import (
     is_cut_off,
     only_a_link,
-    rejoined,
+    rejoin_sentences,
     untokenised,
     with_apostrophes,
     without_boilerplate,
     without_misprints,
-    without_repeat,
 )
+from toque.cooking.schemas.repetitions import without_repeat
 
 A = "Beat the egg whites until they are stiff."
 B = "Fold in the sugar a spoon at a time."
@@ -135,7 +135,9 @@ def test_boilerplate_of_pages():
 )  # fmt: skip
 def test_sentences_split_in_the_middle(steps, joined):
     """Steps parted by bars; without anything beside them they stay as they are."""
-    assert " | ".join(rejoined(steps.split(" | "), Counter())) == (joined or steps)
+    assert " | ".join(rejoin_sentences(steps.split(" | "), Counter())) == (
+        joined or steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,7 +319,7 @@ def test_doubled_units_and_marks_of_a_program(line, repaired):
 
 def test_a_size_cut_at_its_decimal_point_is_joined():
     steps = ["remove the peas from the heat and spread them in a 10", "5 x 15 inch pan"]
-    assert rejoined(steps, Counter(), anywhere=True) == [
+    assert rejoin_sentences(steps, Counter(), anywhere=True) == [
         "remove the peas from the heat and spread them in a 10.5 x 15 inch pan"
     ]
 

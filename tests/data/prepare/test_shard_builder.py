@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from toque.data.loader.collate import decoder_batch
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.shard_builder import TokenRows, pieces, wrap
 from toque.data.prepare.store_plan import PrepareSettings
+from toque.data.prepare.token_rows import TokenRows, pieces, wrap
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.tokenizer_training import train_codec
@@ -25,7 +25,7 @@ def side(rows: list[list[int]]) -> TokenRows:
 
 
 def listed(given: TokenRows) -> list[list[int]]:
-    return [given.row(i).tolist() for i in range(len(given.ends))]
+    return [row.tolist() for row in given.split()]
 
 
 @given(

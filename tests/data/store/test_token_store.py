@@ -155,7 +155,7 @@ def test_opening_reads_no_ids(store: TokenStore) -> None:
 def test_a_file_of_a_store_that_is_cut_is_named(store: TokenStore) -> None:
     everything = np.arange(store.n_rows)
     store.sides(everything)
-    path = store._shard(1) / "target_tokens.npy"
+    path = store._shards[1] / "target_tokens.npy"
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 1)
     with pytest.raises(DataError, match=r"1/target_tokens\.npy was truncated"):

@@ -131,9 +131,11 @@ def test_a_tracker_gets_figures_texts_scores_and_the_page_in_order(
 
 
 @pytest.mark.parametrize("error", ["it broke", None])
-def test_the_end_says_whether_the_run_failed(warn, error):
+def test_the_end_says_whether_the_run_failed(warn, tmp_path, error):
     heard = []
-    feed = TrackerFeed("paper", lambda: Listening(heard), warn=warn)
+    feed = TrackerFeed(
+        "paper", lambda: Listening(heard), warn=warn, samples=tmp_path / "none"
+    )
     feed.take(RECORDS[1])
     feed.take(RECORDS[-1] | {"error": error})
     feed.on_fit_end(END)
@@ -141,8 +143,10 @@ def test_the_end_says_whether_the_run_failed(warn, error):
     assert heard[-1] == ("end", error is not None)
 
 
-def test_a_tracker_that_fails_is_warned_of(warn, warnings):
-    feed = TrackerFeed("paper", lambda: Listening([], fails=True), warn=warn)
+def test_a_tracker_that_fails_is_warned_of(warn, warnings, tmp_path):
+    feed = TrackerFeed(
+        "paper", lambda: Listening([], fails=True), warn=warn, samples=tmp_path / "none"
+    )
     for record in RECORDS[:3]:
         feed.take(record)
     feed.finish(failed=False)
@@ -154,11 +158,16 @@ def test_a_tracker_that_fails_is_warned_of(warn, warnings):
 
 
 def test_a_tracker_that_hangs_costs_the_end_its_patience_alone(
-    warn, warnings, monkeypatch
+    warn, warnings, monkeypatch, tmp_path
 ):
     monkeypatch.setattr("toque.training.observers.trackers.END_PATIENCE_SECONDS", 0.1)
     gate = threading.Event()
-    feed = TrackerFeed("paper", lambda: gate.wait(60) and Listening([]), warn=warn)
+    feed = TrackerFeed(
+        "paper",
+        lambda: gate.wait(60) and Listening([]),
+        warn=warn,
+        samples=tmp_path / "none",
+    )
     for record in RECORDS:
         feed.take(record)
     feed.finish(failed=False)

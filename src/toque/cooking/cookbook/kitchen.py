@@ -134,7 +134,7 @@ class _Kitchen:
         self._choose_servings(dish)
         self._follow(dish.foods, self._list_foods)
         title = self._pick(self._options(dish.title))
-        self._title = _capitalise(self._fill_foods(title, used=None))
+        self._title = _capitalise(self._fill_foods(title, in_title=True))
         tags = self._options(dish.tags)
         self._follow(dish.steps, lambda text: self._add_step([text]))
         unused = [key for key in self._lines if key not in self._used]
@@ -320,28 +320,25 @@ class _Kitchen:
         """Add a step in one of several phrasings."""
         self._minutes += minutes
         template = self._pick(phrasings).replace("{min}", write_minutes(minutes))
-        text = self._fill_foods(template, used=self._used)
+        text = self._fill_foods(template)
         self._steps.append(_upper_first(text))
 
-    def _fill_foods(self, template: str, used: set[str] | None) -> str:
+    def _fill_foods(self, template: str, *, in_title: bool = False) -> str:
         """Fill a template with names of foods. {food:one} is the singular, {food:is} is or are.
 
-        The keys of the foods are added to `used`, which is None for a title.
+        The named foods count as used, except in a title.
         """
 
         def fill(match: re.Match[str]) -> str:
             keys = self._listed_keys(match[1])
-            if match[2] == "is":
-                name = self._name_of(keys[0], None)
+            form = match[2]
+            if form == "is":
+                name = self._name_of(keys[0], form)
                 is_plural = name.endswith("s") and name not in _SINGULAR_IN_S
                 return "are" if is_plural or len(keys) > 1 else "is"
-            if used is None:
-                names = [
-                    PANTRY[key].title or self._name_of(key, match[2]) for key in keys
-                ]
-            else:
-                used.update(keys)
-                names = [self._name_of(key, match[2]) for key in keys]
+            if not in_title:
+                self._used.update(keys)
+            names = [self._name_of(key, form, in_title=in_title) for key in keys]
             return join_words(list(dict.fromkeys(names)))
 
         return _SLOT.sub(fill, template)
@@ -356,10 +353,13 @@ class _Kitchen:
         assert keys, f"{{{names}}} in {place} is not in the list of ingredients"
         return list(keys)
 
-    def _name_of(self, key: str, form: str | None) -> str:
+    def _name_of(self, key: str, form: str | None, *, in_title: bool = False) -> str:
         """Return the singular of a food for the form "one" or a single piece, or its plural."""
+        food = PANTRY[key]
+        if in_title and food.title:
+            return food.title
         is_single = form == "one" or self._measured[key].is_single
-        return PANTRY[key].name if is_single else PANTRY[key].plural
+        return food.name if is_single else food.plural
 
     def _nutrition(self) -> tuple[dict[str, float], float]:
         """Compute kcal and grams of fat, sugar and salt per serving, and the weight in grams."""

@@ -66,7 +66,7 @@ class AmountReader:
     __slots__ = ("_alone", "_each", "amounts", "end", "i", "sizes", "tokens")
 
     def __init__(
-        self, tokens: Tokens, i: int = 0, end: int = -1, *, alone: bool = False
+        self, tokens: Tokens, i: int, end: int = -1, *, alone: bool = False
     ) -> None:
         self.tokens = tokens
         self.i = i
@@ -154,16 +154,15 @@ class AmountReader:
             return False
         if after == "-" and kinds[i + 1] == "W":  # "10-inch"
             i += 1
-        unit, j = self.read_unit(i, numbered=True)
+
+        unit, i = self.read_unit(i, numbered=True)
         if unit is not None:
-            i = j
-            high, k = self._read_second_number(i, unit)
+            high, i = self._read_second_number(i, unit)
             if high is not None:
-                quantity, i = (quantity[0], high), k
+                quantity = (quantity[0], high)
         elif after == "-" and i < self.end and words[i - 1] == "-":
             return False  # "28-day aged beef", "7-Up"
-        elif kinds[i] == "E" and not self.amounts and i == self.i:
-            return False
+
         role = self._role_of(unit) if self.amounts else "whole"
         self.amounts.append(Amount(quantity, unit.name if unit else None, role))
         self.i = i
@@ -189,11 +188,13 @@ class AmountReader:
         while words[i] in SIZES or words[i] in SIZE_ADVERBS or words[i] in PACKED:
             i += 1
         word = words[i]
+
         if word in {"fl", "fluid"}:
             j = i + 2 if words[i + 1] == "." else i + 1
             if words[j] in {"oz", "ozs", "ounce", "ounces"}:
                 return UNITS["fluid ounce"], self._skip_marks(j + 1)
             return None, start
+
         unit = SPELLINGS.get(word)
         if unit is None:
             return None, start
@@ -203,6 +204,7 @@ class AmountReader:
             is_inch = self.tokens.is_glued(i) or words[i + 1] in {"piece", "x", "thick"}
             if not is_inch:
                 return None, start
+
         j = self._skip_marks(i + 1)
         is_last = j >= self.end or words[j] in {",", ";"}
         if unit.kind == "count" and is_last and not self._alone:
@@ -243,13 +245,13 @@ class AmountReader:
             self.i = i
             return True
 
-        first = self.amounts[0] if self.amounts else None
-        if first is not None and first.unit in CONTAINERS and unit.name in CONTAINERS:
-            pass  # "1 can or bottle beer"
-        elif first is not None and first.unit is None:
-            self.amounts[0] = first._replace(unit=unit.name)
-        else:
-            self.amounts.append(Amount(None, unit.name, "same" if first else "whole"))
+        if not self.amounts:
+            self.amounts.append(Amount(None, unit.name))
+        elif self.amounts[0].unit is None:
+            self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
+        elif self.amounts[0].unit not in CONTAINERS or unit.name not in CONTAINERS:
+            # Not the second container of "1 can or bottle beer".
+            self.amounts.append(Amount(None, unit.name, "same"))
         self.i = i
         return True
 

@@ -183,11 +183,10 @@ def one_name(name: str) -> str:
     _, _, rest = name.partition(",")
     if len(foods) > 1 and _LISTED.search(parts[-1]) and not _NO_LIST.search(rest):
         return " and ".join(food.removeprefix("and ") for food in foods)
-    food = foods[0] if foods else parts[-1].strip()
-    food = food or name.replace(",", " ").strip()
-    if joining := _JOINS.match(food):
-        return food[joining.end() :]
-    return food
+    candidates = (*foods, parts[-1].strip(), name.replace(",", " ").strip())
+    food = next(filter(None, candidates), "")
+    joining = _JOINS.match(food)
+    return food[joining.end() :] if joining else food
 
 
 @lru_cache(maxsize=1 << 16)

@@ -277,22 +277,23 @@ class _Line:
                 name_indexes.pop()
             return
 
-        for at in range(len(name_words) - 1, 0, -1):
-            unit = SPELLINGS.get(name_words[at])
-            if unit is None or unit.name not in LATE:
-                continue
-            # Only the last such unit counts.
-            is_food = unit.name == "slice" and not self.amounts  # "lime slices"
-            is_at_end = name_words[at + 1 : at + 2] in ([], ["with"])
-            foods = LATE[unit.name]
-            if is_food or not is_at_end or (foods and foods.isdisjoint(name_words)):
-                return
-            if self.amounts:
-                self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
-            else:
-                self.amounts.append(Amount(None, unit.name))
-            del name_indexes[at]
+        late_units = [
+            at for at in range(1, len(name_words)) if name_words[at] in LATE_SPELLINGS
+        ]
+        if not late_units:
             return
+        at = late_units[-1]
+        unit = SPELLINGS[name_words[at]]
+        foods = LATE[unit.name]
+        is_food = unit.name == "slice" and not self.amounts  # "lime slices"
+        is_at_end = name_words[at + 1 : at + 2] in ([], ["with"])
+        if is_food or not is_at_end or (foods and foods.isdisjoint(name_words)):
+            return
+        if self.amounts:
+            self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
+        else:
+            self.amounts.append(Amount(None, unit.name))
+        del name_indexes[at]
 
     def _parts_inside(self, i: int, close: int) -> list[tuple[int, int]]:
         """Return the start and end of each text between the bracket at `i` and `close`."""

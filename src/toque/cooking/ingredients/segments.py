@@ -27,6 +27,9 @@ NO_REMARKS: Remarks = ("", "", "", False)
 
 _COMMAS = frozenset({",", ";", ":", "|", "--"})
 _MAX_NAMED = 4  # maximum number of segments in a list of foods
+_MAX_FOOD_WORDS = 5  # maximum words of a food in such a list
+_JOINING = frozenset({"or", "and"})
+_JOINING_WITHIN = _JOINING | {"/"}
 _QUALITY_ENDINGS = (
     "-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less",
 )  # fmt: skip
@@ -82,27 +85,32 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
     words = tokens.words
     n = 1
     for start, end in runs[:-1]:
-        if not all(is_quality(word) for word in words[start:end]):
+        if not all(map(is_quality, words[start:end])):
             break
         n += 1
 
     # The name may be a list of foods: "water, chicken broth, or stock".
     for m in range(n, min(len(runs), n + _MAX_NAMED)):
         start, end = runs[m]
-        if words[start - 1] != ",":
-            break
-        if words[start] in {"or", "and", "and/or"}:
-            word = words[start + 1]
-            is_other = not tokens.is_number(start + 1) and word not in _NO_FOOD
-            return m + 1 if is_other and word not in _NO_NAME else n
         run = words[start:end]
-        if tokens.kinds[start] != "W" or len(run) > 5:
-            break
+        if words[start - 1] != ",":
+            return n
+        if run[0] in _JOINING:
+            return m + 1 if _names_food(tokens, start + 1) else n
+        if tokens.kinds[start] != "W" or len(run) > _MAX_FOOD_WORDS:
+            return n
         if run[0] in REMARKS or not _OF_NO_FOOD.isdisjoint(run):
-            break
-        if any(word in {"or", "and", "/"} for word in run):
+            return n
+        # The last food of a list may have no comma before it: "butter, oil or lard".
+        if not _JOINING_WITHIN.isdisjoint(run):
             return m + 1
     return n
+
+
+def _names_food(tokens: Tokens, i: int) -> bool:
+    """Check that a food, not an amount or a remark, follows a joining word."""
+    word = tokens.words[i]
+    return not tokens.is_number(i) and word not in _NO_FOOD and word not in _NO_NAME
 
 
 def is_quality(word: str) -> bool:
@@ -208,9 +216,9 @@ def join(tokens: Tokens, indexes: list[int]) -> str:
     if indexes[-1] - indexes[0] == len(indexes) - 1:  # the usual case, without a gap
         return tokens.stripped(indexes[0], indexes[-1] + 1)
     parts: list[str] = []
-    run = indexes[0]
-    for last, this in zip(indexes, [*indexes[1:], -1], strict=True):
-        if this != last + 1:
-            parts.append(tokens.stripped(run, last + 1))
-            run = this
+    start = indexes[0]
+    for index, following in zip(indexes, [*indexes[1:], -1], strict=True):
+        if following != index + 1:  # the last token of a run
+            parts.append(tokens.stripped(start, index + 1))
+            start = following
     return " ".join(part for part in parts if part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +28,8 @@ from toque.sources.records import is_filled, unused_in
 
 Role = Literal["title", "ingredients", "steps"]
 ROLES: tuple[Role, ...] = ("title", "ingredients", "steps")
+# Keys of an item, each with its field: ("measure", "measure1")
+ItemFields = tuple[tuple[str, str], ...]
 
 _NAMES: dict[Role, str] = {
     "title": """
@@ -104,8 +106,8 @@ class Shape:
     folded: Mapping[str, str]
     nutrients: tuple[str, ...]  # fields that contain a nutrient
     read: frozenset[str]  # fields for numbers and labels, and for Food.com's quantities
-    numbered: Mapping[Role, tuple[tuple[tuple[str, str], ...], ...]]
-    """Keys and fields per item if each item has its own fields, e.g. ("measure", "measure1")."""
+    numbered: Mapping[Role, tuple[ItemFields, ...]]
+    """The items of a role if each item has its own fields."""
 
     @property
     def missing(self) -> tuple[Role, ...]:
@@ -144,22 +146,18 @@ class Shape:
 
     def unused(self, raw: Mapping[str, Any]) -> dict[str, int]:
         """Find the texts of a record that no example, number or label uses."""
-        filled = (filter(raw.get, self.fields(role)) for role in ROLES)
-        used = (
-            next(fields, "") for fields in filled
-        )  # the first filled field per role
+        # Only the first filled field of a role is used.
+        used = {next(filter(raw.get, self.fields(role)), "") for role in ROLES}
         # A list of objects is not a number. Example: "yields": [{"yields": 2, "ingredients": ...}]
         numbers = {field for role, field in self.roles.items() if role in _NUMBERS}
-        objects = {name for name in numbers if _holds_objects(raw.get(name))}
-        marks = (name for name in raw if name.startswith("@"))  # fields of JSON-LD
+        used |= self.read - {name for name in numbers if _holds_objects(raw.get(name))}
+        used |= {name for name in raw if name.startswith("@")}  # fields of JSON-LD
         texts = {
             name: value
             for name, value in raw.items()
             if not isinstance(value, int | float)
         }
-        return unused_in(
-            (texts,), (self.read - objects).union(used, marks, self.numbered_fields)
-        )
+        return unused_in((texts,), used.union(self.numbered_fields))
 
 
 def _holds_objects(value: Any) -> bool:
@@ -207,31 +205,37 @@ def _first_field(names: Iterable[str], folded: Mapping[str, str]) -> str | None:
     return next((folded[name] for name in names if name in folded), None)
 
 
-def _numbered(
-    folded: Mapping[str, str],
-) -> dict[Role, tuple[tuple[tuple[str, str], ...], ...]]:
+def _numbered(folded: Mapping[str, str]) -> dict[Role, tuple[ItemFields, ...]]:
     """Return the numbered fields of ingredients and steps, by part and number.
 
     Ignore a part with a single numbered field.
     """
-    items: dict[Role, dict[int, dict[str, str]]] = {"ingredients": {}, "steps": {}}
+    ingredients: defaultdict[int, dict[str, str]] = defaultdict(dict)
+    steps: defaultdict[int, dict[str, str]] = defaultdict(dict)
     for name, field in folded.items():
         match = _NUMBERED_NAME.fullmatch(name)
         if match and (part := _NUMBERED.get(match[1] + match[3])):
-            items[part[0]].setdefault(int(match[2]), {})[part[1]] = field
-    for name in ("quantity", "unit", "measure"):
-        numbers = {n for n, item in items["ingredients"].items() if name in item}
+            role, key = part
+            items = ingredients if role == "ingredients" else steps
+            items[int(match[2])][key] = field
+
+    for key in ("quantity", "unit", "measure"):
+        numbers = {number for number, item in ingredients.items() if key in item}
         # The first field may have no number: "Quantity", "Quantity02", ...
-        if numbers and 1 not in numbers and name in folded:
-            items["ingredients"].setdefault(1, {})[name] = folded[name]
-    fields_of_role: dict[Role, tuple[tuple[tuple[str, str], ...], ...]] = {}
-    for role, by_number in items.items():
-        key = "ingredient" if role == "ingredients" else "text"
-        if sum(key in item for item in by_number.values()) > 1:
-            fields_of_role[role] = tuple(
-                tuple(by_number[number].items()) for number in sorted(by_number)
-            )
-    return fields_of_role
+        if numbers and 1 not in numbers and key in folded:
+            ingredients[1][key] = folded[key]
+
+    numbered: dict[Role, tuple[ItemFields, ...]] = {}
+    if sum("ingredient" in item for item in ingredients.values()) > 1:
+        numbered["ingredients"] = _sort_items(ingredients)
+    if sum("text" in item for item in steps.values()) > 1:
+        numbered["steps"] = _sort_items(steps)
+    return numbered
+
+
+def _sort_items(items: Mapping[int, Mapping[str, str]]) -> tuple[ItemFields, ...]:
+    """Return the keys and fields of each item, in the order of their numbers."""
+    return tuple(tuple(items[number].items()) for number in sorted(items))
 
 
 def ingredients_in_steps(
@@ -294,9 +298,8 @@ def schema_of_records(
 
 def _begins_with_text_object(value: Any) -> bool:
     """Return whether a list begins with an object such as {"text": "2 eggs"}."""
-    if not isinstance(value, list) or not value:
-        return False
-    return isinstance(value[0], dict) and "text" in value[0]
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and "text" in first
 
 
 # Field names of prompt and answer, in order of priority.
@@ -330,7 +333,7 @@ _NEEDED = ("text", "choices", "options", "history", *_MESSAGES)
 """Fields that a prompt may need. The user must decide whether to use them."""
 
 
-def refuse_cut_schema(
+def check_recipe_fields(
     path: Path, layout: FileLayout, shape: Shape, columns: Mapping[str, str]
 ) -> None:
     """Check before any work that a file can contain recipes.
@@ -421,23 +424,30 @@ def _holds_messages(layout: FileLayout, name: str) -> bool:
 
 def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) -> None:
     """Raise an error with the columns for the source if records contain lists of messages."""
-    listed = [name for name in folded.values() if _holds_messages(layout, name)]
-    by_name = [folded[name] for name in _MESSAGES if name in folded]
+    listed = {name for name in folded.values() if _holds_messages(layout, name)}
     # For tables, the contents of these fields are unknown.
-    message_columns = [name for name in by_name if name in listed or not layout.sample]
+    message_columns = [
+        name
+        for name in _fields_named(_MESSAGES, folded)
+        if name in listed or not layout.sample
+    ]
     what = f"{path} is {layout.described}"
-    pair = next(
-        (pair for pair in PAIRS if {folded.get(n) for n in pair} <= {*listed}), None
-    )
-    pair_columns = tuple(folded[name] for name in pair) if pair else None
-    messages = message_columns[0] if message_columns else pair_columns
-    if messages is None:
+
+    messages: str | tuple[str, ...]
+    pairs_of_messages = (pair for pair in PAIRS if {*map(folded.get, pair)} <= listed)
+    if message_columns:
+        messages = fields = message_columns[0]
+    elif pair := next(pairs_of_messages, None):
+        messages = tuple(_fields_named(pair, folded))
+        fields = f"[{', '.join(messages)}]"
+    else:
         return
-    columns: dict[str, str | tuple[str, ...]] = {"messages": messages}
-    if system := next((folded[name] for name in _BEFORE if name in folded), None):
-        columns["system"] = system
-    fields = messages if isinstance(messages, str) else f"[{', '.join(messages)}]"
-    source_columns = f"messages: {fields}" + (f", system: {system}" if system else "")
+
+    columns = {"messages": messages}
+    source_columns = f"messages: {fields}"
+    if system := _fields_named(_BEFORE, folded):
+        columns["system"] = system[0]
+        source_columns += f", system: {system[0]}"
     raise TextRecordsError(
         f"{what} of conversations ({source_columns}), not of recipes. "
         f"Give its source columns: {{{source_columns}}}.",
@@ -445,46 +455,51 @@ def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) 
     )
 
 
+def _fields_named(names: Iterable[str], folded: Mapping[str, str]) -> list[str]:
+    """Return the fields with these names."""
+    return [folded[name] for name in names if name in folded]
+
+
 def _as_pairs(
     path: Path, layout: FileLayout, folded: Mapping[str, str], pair: tuple[str, str]
 ) -> DataError:
     """Return the error for a file of prompts and answers, with the columns for its source."""
-
-    def pair_of(prompt: list[str]) -> Columns:
-        return {
-            "prompt": tuple(prompt) if len(prompt) > 1 else prompt[0],
-            "target": target,
-        }
-
-    prompt_column, target = (folded[name] for name in pair)
-    before, after, needed = (
-        [folded[name] for name in names if name in folded and name not in pair]
-        for names in (_BEFORE, _AFTER, _NEEDED)
-    )
-    prompt = [*before, prompt_column, *after]
+    prompt_column, target = _fields_named(pair, folded)
+    others = {name: field for name, field in folded.items() if name not in pair}
+    prompt = [
+        *_fields_named(_BEFORE, others),
+        prompt_column,
+        *_fields_named(_AFTER, others),
+    ]
+    columns = _pair_columns(prompt, target)
     what = f"{path} is {layout.described} of prompts and answers"
-    for name in needed:
+    for name in _fields_named(_NEEDED, others):
         # With an instruction, the text only repeats the instruction and the response as a prompt.
-        again = name == folded.get("text") and pair[0] == "instruction"
+        if name == folded.get("text") and pair[0] == "instruction":
+            continue
         # For tables, it is unknown whether the field is filled.
-        if not again and any(
-            is_filled(raw.get(name)) for raw in layout.sample or ({name: 1},)
-        ):
-            entire, short = pair_of([*prompt, name]), pair_of(prompt)
+        is_unknown = not layout.sample
+        if is_unknown or any(is_filled(raw.get(name)) for raw in layout.sample):
+            entire = _pair_columns([*prompt, name], target)
             return RefusedFileError(
                 f"{what} (its columns {prompt_column!r} and {target!r}) with a column {name!r} "
                 "next to them, without which a prompt may not make sense. Name the columns of a "
-                f"prompt: {columns_in_words(entire)} with it, or {columns_in_words(short)} "
+                f"prompt: {columns_in_words(entire)} with it, or {columns_in_words(columns)} "
                 "without.",
                 f"prompts next to a column {name!r}: columns must say whether it is part of a "
                 "prompt",
-                [entire, short],
+                [entire, columns],
             )
     return TextRecordsError(
         f"{what} (its columns {shown_names(prompt)} and {target!r}), not of recipes. Give its "
-        f"source {columns_in_words(pair_of(prompt))}.",
-        pair_of(prompt),
+        f"source {columns_in_words(columns)}.",
+        columns,
     )
+
+
+def _pair_columns(prompt: list[str], target: str) -> Columns:
+    """Return the columns for a prompt from one or several fields and its target."""
+    return {"prompt": tuple(prompt) if len(prompt) > 1 else prompt[0], "target": target}
 
 
 def prompt_of(record: Mapping[str, Any]) -> str:

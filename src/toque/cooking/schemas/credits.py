@@ -365,7 +365,7 @@ def _reasons(steps: tuple[str, ...]) -> list[str]:
 def _mark_end(steps: tuple[str, ...], reasons: list[str]) -> None:
     """Mark the lines near a credit or wine at the end of the steps, such as book titles."""
     start = len(steps)
-    while start and (reasons[start - 1] or _is_title(steps[start - 1])):
+    while start and (reasons[start - 1] or _may_be_title(steps[start - 1])):
         start -= 1
     for i in range(start, len(steps)):
         if reasons[i]:
@@ -381,15 +381,14 @@ def _mark_rest_of_notes(steps: tuple[str, ...], reasons: list[str]) -> None:
 
     The note continues as long as the next sentence names the same food.
     """
-    food = ""
+    food = ""  # food of a note that may continue in the next line
     for i, step in enumerate(steps):
-        if reasons[i] == NOTES and (task := _TASK_OF_NOTE.match(step)):
+        task = _TASK_OF_NOTE.match(step) if reasons[i] == NOTES else None
+        if task:
             # A note of several sentences is complete.
-            food = "" if any(end in step for end in _ENDS) else task[1].casefold()
-            continue
-        if not food:
-            continue
-        if food in step.casefold():
+            is_complete = any(end in step for end in _ENDS)
+            food = "" if is_complete else task[1].casefold()
+        elif food and food in step.casefold():
             reasons[i] = reasons[i] or NOTES
         else:
             food = ""
@@ -405,7 +404,7 @@ def _is_name(step: str) -> bool:
     return not (has_action_verb(step) or _DIGIT.search(step))
 
 
-def _is_title(step: str) -> bool:
+def _may_be_title(step: str) -> bool:
     """Return whether a line is or continues a title or a name. Its long words are capitalised."""
     words = words_of(step)
     if not 0 < len(words) <= 12 or len(step) > 2 * _SHORT or words[0] in ACTION_VERBS:

@@ -23,14 +23,16 @@ from toque.cooking.schemas.list_fields import (
     words_in,
 )
 from toque.cooking.schemas.repairs import (
-    DOUBLED_LISTS,
-    MIN_DOUBLED_CHARS,
     only_a_link,
-    rejoined,
+    rejoin_sentences,
     untokenised,
     with_apostrophes,
     without_boilerplate,
     without_misprints,
+)
+from toque.cooking.schemas.repetitions import (
+    DOUBLED_LISTS,
+    MIN_DOUBLED_CHARS,
     without_repeat,
 )
 from toque.cooking.schemas.schema_org import is_schema_org, recipe_nodes, record_of_node
@@ -159,24 +161,26 @@ def _without_second_list(lines: list[str], notes: Counter[str]) -> list[str]:
 def _map_fields(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
     """Return the record with our field names."""
     record = {role: raw[name] for role, name in shape.roles.items() if name in raw}
-    record["title"] = text_of(record.get("title"))
-    record.pop("steps", None)
-    record["ingredients"] = _lines_of_role(raw, shape, "ingredients", notes)
-    record["directions"] = _lines_of_role(raw, shape, "steps", notes)
-    record["tags"] = [
-        *words_in(record.get("tags")),
-        *words_in(record.pop("cuisine", None)),
-    ]
-    record["source"] = text_of(raw.get("source"))
-    for name in ("difficulty", "nutrition_class"):
-        record[name] = raw.get(name)
-    record.pop("nutrition", None)
+    tags = words_in(record.get("tags"))
+    record |= {
+        "title": text_of(record.get("title")),
+        "ingredients": _lines_of_role(raw, shape, "ingredients", notes),
+        "directions": _lines_of_role(raw, shape, "steps", notes),
+        "tags": [*tags, *words_in(record.get("cuisine"))],
+        "source": text_of(raw.get("source")),
+        "difficulty": raw.get("difficulty"),
+        "nutrition_class": raw.get("nutrition_class"),
+    }
+    return record | _nutrients_of(raw, shape)
+
+
+def _nutrients_of(raw: Mapping[str, Any], shape: Shape) -> Record:
+    """Return the nutrients in an object of their own, or in top-level fields."""
     for name in ("nutrition", "nutrients"):
         nutrients = printed(raw.get(name))
         if isinstance(nutrients, dict) and nutrients:
-            return record | {"nutrition": nutrients}
-    # Nutrients may also be top-level fields.
-    return record | {n: raw[n] for n in shape.nutrients if n not in record}
+            return {"nutrition": nutrients}
+    return {name: raw[name] for name in shape.nutrients}
 
 
 def _lines_of_role(
@@ -243,7 +247,7 @@ def _adapt_recipenlg(
     record: Record, raw: Mapping[str, Any], notes: Counter[str]
 ) -> None:
     """Adapt RecipeNLG: join the steps that its scraper split, and use the link as the source."""
-    record["directions"] = rejoined(record["directions"], notes, anywhere=True)
+    record["directions"] = rejoin_sentences(record["directions"], notes, anywhere=True)
     record["source"] = text_of(raw.get("link")) or record["source"]
 
 

@@ -189,14 +189,17 @@ def _find_headings(steps: tuple[str, ...]) -> list[bool]:
 
 def _max_heading_chars(steps: tuple[str, ...]) -> int:
     """Return the maximum characters of a heading. A heading before every paragraph may be long."""
-    ends = "".join("." if step[-1:] in _STOPS else "-" for step in steps)
-    if not 3 <= ends.count("-") <= 2 * ends.count("."):
+    n_stops = sum(step[-1:] in _STOPS for step in steps)
+    n_headings = len(steps) - n_stops
+    if not 3 <= n_headings <= 2 * n_stops or steps[-1][-1:] not in _STOPS:
         return _SHORT
-    if "---" in ends or ends[-1] == "-":
-        return _SHORT
-    # A step without a full stop is not a heading if the next step has one and is not longer.
-    for n, (step, following) in enumerate(pairwise(steps)):
-        if ends[n : n + 2] == "-." and len(step) >= len(following):
+
+    n_in_a_row = 0  # lines without a full stop
+    for step, following in pairwise(steps):
+        n_in_a_row = 0 if step[-1:] in _STOPS else n_in_a_row + 1
+        # Three lines in a row are a list. A heading is shorter than its paragraph.
+        is_sentence = following[-1:] in _STOPS and len(step) >= len(following)
+        if n_in_a_row == 3 or (n_in_a_row and is_sentence):
             return _SHORT
     return 2 * _SHORT
 
@@ -222,8 +225,8 @@ def _is_name_of_part(step: str, following: str) -> bool:
     if _SLUG.fullmatch(step):
         return True
     words = words_of(step)
-    short = len(step) <= _SHORT and len(words) <= _SHORT // 8
-    if not (words and short and step[:1].isupper() and step[-1:].isalpha()):
+    is_short = len(step) <= _SHORT and len(words) <= _SHORT // 8
+    if not (words and is_short and step[:1].isupper() and step[-1:].isalpha()):
         return False
     if words[-1] in _ANNOUNCED:
         return True

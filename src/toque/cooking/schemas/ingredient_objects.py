@@ -15,6 +15,7 @@ from toque.cooking.schemas.object_keys import (
     Keys,
     UnreadPaths,
     is_label,
+    is_readable,
     repeats,
     usable_text,
 )
@@ -47,8 +48,8 @@ class IngredientReader:
         """Read the ingredient lines of a text, a list or an object, and count the headings."""
         if isinstance(value, str):
             yield value
-        elif self._unread.rejects(value, depth):
-            return
+        elif not is_readable(value, depth):
+            self._unread.add_value(value)
         elif isinstance(value, list):
             for item in value:
                 yield from self.lines(item, depth + 1)
@@ -57,7 +58,10 @@ class IngredientReader:
 
     def lines_in_steps(self, value: Any, depth: int = 0) -> Iterator[str]:
         """Read the ingredient lines inside steps that are objects."""
-        if isinstance(value, str) or self._unread.rejects(value, depth):
+        if isinstance(value, str):
+            return
+        if not is_readable(value, depth):
+            self._unread.add_value(value)
             return
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, dict):
@@ -69,8 +73,6 @@ class IngredientReader:
 
     def _object(self, value: Mapping[Any, Any], depth: int) -> Iterator[str]:
         """Read an object: a group of ingredients, a wrapper, a heading or an ingredient."""
-        if self._unread.rejects(value, depth):
-            return
         keys = Keys(value, INGREDIENT)
         if _is_group(keys):
             self._count_headings_of(keys, *_HEADING_ROLES)
@@ -80,7 +82,7 @@ class IngredientReader:
         elif inner := _inner_ingredient(keys):
             # A wrapper such as {"ingredient": {...}}; its other keys may be the amount's range.
             around = {key: one for key, one in value.items() if one is not inner}
-            yield from self._object({**around, **inner}, depth + 1)
+            yield from self.lines({**around, **inner}, depth + 1)
         elif keys.announces:
             self._count_headings_of(keys, *_HEADING_ROLES, "note")
             self._unread.add_keys(keys)
@@ -137,7 +139,7 @@ class IngredientReader:
                 # The value of {"flour": "200 g flour"} is an entire line.
                 yield from self.lines(value, depth + 1)
             else:
-                yield from self._object({"food": name, "amount": value}, depth + 1)
+                yield from self.lines({"food": name, "amount": value}, depth + 1)
 
     def _named_object(
         self, name: str, value: Mapping[Any, Any], depth: int
@@ -146,12 +148,14 @@ class IngredientReader:
         keys = Keys(value, INGREDIENT)
         is_ingredient = keys.has("food", "line", "text", "heading")
         if is_label(name) or is_ingredient or _is_group(keys):
-            yield from self._object(value, depth + 1)
+            yield from self.lines(value, depth + 1)
         elif keys.has("amount", "least", "unit", "note"):
-            yield from self._object({**value, "food": name}, depth + 1)
-        elif not self._unread.rejects(value, depth):
+            yield from self.lines({**value, "food": name}, depth + 1)
+        elif is_readable(value, depth):
             self._count_headings([name])
             yield from self._ingredients_by_name(value, depth + 1)
+        else:
+            self._unread.add_value(value)
 
     def _line(self, keys: Keys, titles: list[str]) -> str:
         """Return the line of an ingredient, or "" if it names no food."""
@@ -164,26 +168,27 @@ class IngredientReader:
             for value in keys.take("note", str, list, dict)
             for note in self._remarks(value, keys.path_to(value))
         ]
-        measures += self._described(keys, notes, is_measured=bool(measures))
+        measures += self._take_descriptions(keys, notes, is_measured=bool(measures))
         is_optional = keys.is_set("optional")
         if keys.is_set("no amount"):
             measures = []
 
         # A text without an amount is the food, if the measures are in other keys.
         is_food = texts and measures and _is_without_amount(texts[0])
-        if not lines and not is_food:
-            lines = texts
-        if not lines:
-            line = self._composed(keys, measures, texts or foods, notes)
-        else:
+        if not is_food:
+            lines += texts
+        if lines:
             line = lines[0]
             if measures and _is_without_amount(line):
                 keys.release("amount", "least", "most", "also", "unit")
+        else:
+            line = self._compose_line(keys, measures, texts or foods, notes)
+
         if foods and not repeats(foods[0], line):
             keys.release("food")
         return _with_notes(line, notes, is_optional=is_optional) if line else ""
 
-    def _composed(
+    def _compose_line(
         self, keys: Keys, measures: list[Measure], foods: list[str], notes: list[str]
     ) -> str:
         """Compose amounts, size and food. Add remarks that belong after the food to `notes`."""
@@ -203,10 +208,11 @@ class IngredientReader:
         if _AFTER_FOOD.match(remark):
             notes.append(remark[:1].lower() + remark[1:])  # "salt, to taste"
             amounts = amounts[1:]
-        others = [f"({'; '.join(amounts[1:])})"] if amounts[1:] else []
-        return " ".join([*amounts[:1], *others, *keys.texts("size"), foods[0]])
+        first, others = amounts[:1], amounts[1:]
+        in_brackets = [f"({'; '.join(others)})"] if others else []
+        return " ".join([*first, *in_brackets, *keys.texts("size"), foods[0]])
 
-    def _described(
+    def _take_descriptions(
         self, keys: Keys, notes: list[str], *, is_measured: bool
     ) -> list[Measure]:
         """Read the amount at the start of a description ("200 g, sifted"). Add the rest to `notes`.
@@ -311,10 +317,9 @@ def _is_named(values: Mapping[str, Any]) -> bool:
     """Return whether an object is one ingredient under its name, e.g. {"flour": "200 g"}."""
     if len(values) != 1:
         return False
-    (value,) = values.values()
+    ((name, value),) = values.items()
     if not isinstance(value, str) or begins_with_amount(value):
         return True
-    (name,) = values
     return is_label(name) or _AFTER_FOOD.match(value) is not None
 
 

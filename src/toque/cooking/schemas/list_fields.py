@@ -9,7 +9,6 @@ Printed lists have the syntax of Python, numpy, R or JSON. They are parsed witho
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -29,15 +28,10 @@ class BrokenListError(ValueError):
     """A cell that looks like a list but cannot be parsed, e.g. because it was truncated."""
 
 
-def lines_in(
-    value: Any, *, commas: bool, reader: ItemReader | None = None
-) -> list[str]:
+def lines_in(value: Any, *, commas: bool, reader: ItemReader) -> list[str]:
     """Return lines of a list, a printed list, or a text with one separator. `reader` reads objects.
 
     A text of ingredients is also split at semicolons and `commas`. A text of steps is one step.
-
-    >>> lines_in("1 onion, chopped, 2 eggs", commas=True)
-    ['1 onion, chopped', '2 eggs']
 
     Raises:
         BrokenListError: If the text looks like a list and cannot be parsed.
@@ -46,7 +40,6 @@ def lines_in(
     if isinstance(value, list) and set(map(type, value)) == {str}:
         return list(value)  # most lists, without a generator per line
     if not isinstance(value, str):
-        reader = reader or ItemReader("", Counter())
         return reader.ingredients(value) if commas else reader.steps(value)
     if "\n" in value or _MARKUP.search(value):
         return [_BRACKETED.sub(r"\1:", value)]  # cleaning splits it into lines
@@ -54,7 +47,11 @@ def lines_in(
 
 
 def _split_text(text: str, *, commas: bool) -> list[str]:
-    """Split a text on one line at its strongest separator: "|", then ";", then commas."""
+    """Split a text on one line at its strongest separator: "|", then ";", then commas.
+
+    >>> _split_text("1 onion, chopped, 2 eggs", commas=True)
+    ['1 onion, chopped', '2 eggs']
+    """
     separator = next((mark for mark in ("|;" if commas else "|") if mark in text), "")
     if separator:
         parts = text.split(separator)
@@ -180,6 +177,7 @@ class _Parser:
         return values
 
     def _advance(self) -> None:
+        """Read the next token."""
         match = _TOKEN.match(self._text, self._at)
         if match is None:
             raise ValueError(
@@ -197,6 +195,7 @@ class _Parser:
         return False
 
     def _value(self, depth: int) -> Any:
+        """Read the value that begins with the current token."""
         if depth > MAX_DEPTH:
             raise ValueError("nested too deeply")
         kind, text = self._kind, self._token
@@ -215,19 +214,20 @@ class _Parser:
         raise ValueError(f"unexpected {text!r}" if text else "it ends in the middle")
 
     def _elements(self, closing: str, depth: int) -> list[Any]:
-        """Return elements up to the closing bracket, without keywords such as dtype=object."""
+        """Read elements up to the closing bracket, without keywords such as dtype=object."""
         elements: list[Any] = []
         while not self._skip(closing):
             if self._kind == "name" and _EQUALS.match(self._text, self._at):
-                self._advance()
-                self._advance()
-                self._advance()  # the argument's value, always a bare name
+                # Skip the keyword, the equals sign, and the value, which is always a bare name.
+                for _ in range(3):
+                    self._advance()
             else:
                 elements.append(self._value(depth + 1))
             self._skip(",")
         return elements
 
     def _pairs(self, depth: int) -> Any:
+        """Read a dict after its opening brace."""
         values_by_key: dict[Any, Any] = {}
         while not self._skip("}"):
             key = self._value(depth + 1)

@@ -21,19 +21,19 @@ from toque.cooking.normalised_words import has_action_verb, words_of
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.recipe_scores import MIN_CHARS
 from toque.cooking.schemas.cleaning import (
-    LOST_FRACTION,
     LOST_NUMBERS,
     STEPS_IN_LIST,
     clean_ingredients,
     clean_steps,
-    clean_text,
     clean_title,
     is_list_in_line,
     listed_lines,
 )
 from toque.cooking.schemas.credits import tells_how, without_credits
 from toque.cooking.schemas.headings import with_headings_joined
-from toque.cooking.schemas.repairs import is_cut_off, without_misprints, without_repeat
+from toque.cooking.schemas.markup import LOST_FRACTION, clean_text
+from toque.cooking.schemas.repairs import is_cut_off, without_misprints
+from toque.cooking.schemas.repetitions import without_repeat
 from toque.cooking.schemas.sections import without_sections
 
 Reason = Literal[
@@ -114,16 +114,8 @@ def _with_details(
     notes: Counter[str],
 ) -> Recipe:
     """Return the recipe with the record's tags, times, servings, nutrition and labels."""
-    tags = record.get("tags")
-    tags = tags.split(",") if isinstance(tags, str) else _texts(tags)
-
-    minutes = _duration(record.get("minutes"))
-    if minutes is None:
-        preparation = _duration(record.get("prep_time")) or 0
-        cooking = _duration(record.get("cook_time")) or 0
-        # Two missing times are an unknown time, not 0 minutes.
-        minutes = preparation + cooking or None
-
+    raw_tags = record.get("tags")
+    tags = raw_tags.split(",") if isinstance(raw_tags, str) else _texts(raw_tags)
     source = record.get("source")
     nutrition = record.get("nutrition")
     facts = nutrition if isinstance(nutrition, dict) else record
@@ -133,12 +125,23 @@ def _with_details(
         steps=directions,
         tags=tuple(tag for text in tags if (tag := clean_text(text, notes))),
         servings=_round_count(record.get("servings")),
-        minutes=minutes,
+        minutes=_total_minutes(record),
         source=source if isinstance(source, str) else "",
         nutrition=nutrients_of(facts) or None,
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
+
+
+def _total_minutes(record: Mapping[str, Any]) -> int | None:
+    """Return the total time, or the sum of the times for preparation and cooking."""
+    minutes = _duration(record.get("minutes"))
+    if minutes is not None:
+        return minutes
+    preparation = _duration(record.get("prep_time")) or 0
+    cooking = _duration(record.get("cook_time")) or 0
+    # Two missing times are an unknown time, not 0 minutes.
+    return preparation + cooking or None
 
 
 def _damage_of_text(text: str) -> Reason | None:
@@ -290,11 +293,11 @@ def _figure(value: Any, what: str) -> float | None:
 
 def _serving_g(value: Any) -> float | None:
     """Return the grams per serving. A bare number ("4") is ignored, because it is often a count."""
-    match = _MASS.search(value) if isinstance(value, str) and len(value) < 200 else None
-    if match is None:
-        amount = None if isinstance(value, str) else _amount(value)
+    grams = 0.0
+    if not isinstance(value, str):
+        amount = _amount(value)
         grams = amount[0] if amount else 0.0
-    else:
+    elif len(value) < 200 and (match := _MASS.search(value)):
         grams = float(match[1].replace(",", ".")) * _MASS_IN_G[match[2].lower()]
     return round(grams, 1) if _MIN_SERVING_G <= grams < 1e5 else None
 

@@ -171,10 +171,10 @@ _EMPTY_TEXTS: Final = frozenset(
 
 
 class Keys:
-    """The filled keys of an object by role. `unread` lists the keys that were not taken."""
+    """The filled `values` of an object by key. `unread` lists the keys that were not taken."""
 
     def __init__(self, value: Mapping[Any, Any], roles: KeyRoles) -> None:
-        self._values = {str(key): one for key, one in value.items() if is_filled(one)}
+        self.values = {str(key): one for key, one in value.items() if is_filled(one)}
         self._taken: set[str] = set()
         self._by_role: dict[str, list[tuple[int, str]]] = {}
         for key in map(str, value):
@@ -186,10 +186,10 @@ class Keys:
         keys = [
             key
             for _, key in sorted(self._by_role.get(role, ()))
-            if key not in self._taken and isinstance(self._values.get(key), kinds)
+            if key not in self._taken and isinstance(self.values.get(key), kinds)
         ]
         self._taken.update(keys)
-        return [self._values[key] for key in keys]
+        return [self.values[key] for key in keys]
 
     def texts(self, role: str) -> list[str]:
         """Take the usable texts of a role."""
@@ -210,7 +210,7 @@ class Keys:
 
     def leave(self, value: Any) -> None:
         """Mark the keys with this value as unused."""
-        for key, one in self._values.items():
+        for key, one in self.values.items():
             if one == value or (isinstance(one, str) and usable_text(one) == value):
                 self._taken.discard(key)
 
@@ -220,9 +220,7 @@ class Keys:
 
     def path_to(self, value: Any) -> str:
         """Return the path of the key with this value, e.g. ".unit"."""
-        return next(
-            (f".{key}" for key, one in self._values.items() if one is value), ""
-        )
+        return next((f".{key}" for key, one in self.values.items() if one is value), "")
 
     def use(self, key: str) -> None:
         """Mark a key as used."""
@@ -235,7 +233,7 @@ class Keys:
     @property
     def announces(self) -> bool:
         """True if the object is marked as a heading."""
-        for key, value in self._values.items():
+        for key, value in self.values.items():
             name = _folded_names(key)[-1]
             if value is True and name in _HEADING_FLAGS:
                 return True
@@ -248,14 +246,9 @@ class Keys:
         """Keys that were not taken, without flags, identifiers and positions in a list."""
         return [
             key
-            for key, value in self._values.items()
+            for key, value in self.values.items()
             if key not in self._taken and _may_be_content(key, value)
         ]
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """Filled values by key."""
-        return self._values
 
 
 class UnreadPaths:
@@ -275,15 +268,17 @@ class UnreadPaths:
         """Add the unread keys of the object at this path."""
         self._paths.update(dict.fromkeys(f"{path}.{key}" for key in keys.unread))
 
-    def rejects(self, value: Any, depth: int) -> bool:
-        """Return whether a value is not a list or object of a readable depth, and add it."""
-        is_nested = isinstance(value, list | dict)
-        if is_nested and depth < _MAX_DEPTH:
-            return False
+    def add_value(self, value: Any) -> None:
+        """Add a filled value for which `is_readable` is false."""
         if is_filled(value):
+            is_nested = isinstance(value, list | dict)
             kind = "nested deeper" if is_nested else type(value).__name__
             self.add(f" ({kind})")
-        return True
+
+
+def is_readable(value: Any, depth: int) -> bool:
+    """Return whether a value is a list or an object at a readable depth."""
+    return isinstance(value, list | dict) and depth < _MAX_DEPTH
 
 
 @lru_cache(maxsize=4096)
@@ -300,12 +295,9 @@ def _may_be_content(key: str, value: Any) -> bool:
     """Return whether a value is not a flag, an identifier or a position in a list."""
     if isinstance(value, bool) or value == 0 or key.startswith("@"):
         return False
-    return isinstance(value, dict | list) or not _is_place(key)
-
-
-def _is_place(key: str) -> bool:
-    """Return whether a key is for the position, the kind or the identifier of an item."""
-    return _folded_names(key)[-1] in _PLACE or _IDENTIFIER.fullmatch(key) is not None
+    if isinstance(value, dict | list):
+        return True
+    return _folded_names(key)[-1] not in _PLACE and not _IDENTIFIER.fullmatch(key)
 
 
 def is_label(key: str) -> bool:

@@ -50,12 +50,10 @@ class Measure(NamedTuple):
     @property
     def is_bare(self) -> bool:
         """True for a number without a unit."""
-        words = (word for word in self.text.lower().split() if has_letter(word))
-        return (
-            bool(self.amount)
-            and not self.unit
-            and all(word in _NUMBERS for word in words)
-        )
+        if self.unit or not self.amount:
+            return False
+        words = filter(has_letter, self.text.lower().split())
+        return all(word in _NUMBERS for word in words)
 
     @property
     def amount(self) -> str:

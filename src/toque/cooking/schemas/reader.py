@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Self, cast
+from typing import NamedTuple, Self, cast
 
 from toque.cooking.examples import examples_of
 from toque.cooking.prompts import TASKS, Task
@@ -18,7 +18,7 @@ from toque.cooking.schemas.columns import (
     PAIRS,
     ROLES,
     Shape,
-    refuse_cut_schema,
+    check_recipe_fields,
     schema_of_records,
     shape_of,
     unwrapped,
@@ -67,6 +67,13 @@ _MAX_NAME_CHARS = 40
 _MAX_NAME_WORDS = 4
 
 
+class _Format(NamedTuple):
+    """Format of a file."""
+
+    schema: str
+    blocks: Callable[[], Iterator[Block]]  # reads the blocks of the file
+
+
 @dataclass(frozen=True)
 class RecipeReader:
     """`RecordReader` of recipes in all known formats."""
@@ -104,7 +111,7 @@ class RecipeReader:
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read blocks of `path` in the schema of its content. Errors are as in `schema`."""
-        return self._recognise(path)[1]()
+        return self._recognise(path).blocks()
 
     def examples(self, block: Block) -> BlockExamples:
         """Return the examples of each usable recipe, and the reasons for dropping other recipes."""
@@ -152,16 +159,18 @@ class RecipeReader:
             TextRecordsError: If its records contain a text, or prompts and answers, not recipes.
             DataError: If it cannot be read, lacks a part of a recipe, or is damaged.
         """
-        return self._recognise(path)[0]
+        return self._recognise(path).schema
 
-    def _recognise(self, path: Path) -> tuple[str, Callable[[], Iterator[Block]]]:
-        """Return a file's schema and a function that reads its blocks. Raises as `schema`."""
+    def _recognise(self, path: Path) -> _Format:
+        """Return the format of a file. Errors are as in `schema`."""
         start, is_entire_file = head(path, encoding=self.encoding)
         layout = structured_layout(
             path, start, is_entire_file=is_entire_file, encoding=self.encoding
         )
         if layout is None and is_page(start):
-            return "web-page", partial(page_blocks, path, encoding=self.encoding)
+            return _Format(
+                "web-page", partial(page_blocks, path, encoding=self.encoding)
+            )
         if layout is None:
             layout = table_layout(
                 path,
@@ -181,15 +190,18 @@ class RecipeReader:
             raise RefusedFileError(
                 f"{path} is JSON without any records.", "no record in it"
             )
+        return self._format_of(path, layout)
 
+    def _format_of(self, path: Path, layout: FileLayout) -> _Format:
+        """Return the format of a file with this layout. Check that it can contain recipes."""
         if not self.columns:
             layout = _without_wrappers(layout)
         shape = shape_of(layout.fields, tuple(self.columns.items()))
         if _has_known_fields(layout):
-            refuse_cut_schema(path, layout, shape, self.columns)
+            check_recipe_fields(path, layout, shape, self.columns)
         needed = {*layout.text_columns, *shape.roles.values(), *shape.numbered_fields}
         fields = [name for name in layout.fields if name in needed]
-        return self._schema_name(layout, shape), partial(layout.blocks, fields)
+        return _Format(self._schema_name(layout, shape), partial(layout.blocks, fields))
 
     def _schema_name(self, layout: FileLayout, shape: Shape) -> str:
         """Return the schema's name, or the layout's name if the schema is not known."""

@@ -1,6 +1,6 @@
 """Repairs of defects from the scraping of a collection. Each repair is counted.
 
-Repairs of characters and markup are in `toque.cooking.schemas.cleaning` and run after these.
+Repairs of characters and markup are in `toque.cooking.schemas.markup` and run after these.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import lru_cache
-from itertools import accumulate
-from operator import contains
+from itertools import pairwise
 
 from toque.cooking.normalised_words import has_action_verb
 
@@ -25,11 +24,6 @@ CONJUNCTIONS = (
     "|en|of|et|ou"
 )
 
-MIN_DOUBLED_CHARS = 40  # shorter texts may repeat on purpose ("Stir. Stir.")
-_MIN_COPY_CHARS = 120  # minimum letters and digits of lines that repeat distant lines
-
-MAX_STEPS = 200  # maximum compared steps, because the comparison takes quadratic time
-_ALIKE_CHARS = 24
 _ENDS_SENTENCE = re.compile(r"[.!?:;)\]\"'’”…*]\s*\Z")
 _LOWER = re.compile(r"\s*+[a-zß-öø-ÿ]")
 _GOES_ON = re.compile(
@@ -82,7 +76,6 @@ _FRACTIONS = "recipes with fractions mended"
 LOST_SPACES = "recipes with lost spaces restored"
 TRADEMARKS = "texts with trademark signs or ornaments"
 _DOUBLED = "recipes with doubled words or full stops"
-DOUBLED_LISTS = "doubled lists of ingredients"
 _EMPHASIS = "texts with Markdown"
 _SMILEYS = "recipes with smileys removed"
 _ACCENTS = {
@@ -252,8 +245,6 @@ _BLANK_APOSTROPHE = re.compile(
     r"|(?<=\b(?:couldn|wouldn))|(?<=\b(?:shouldn))) (?=t\b)"
     r"|(?<=\bi) (?=(?:m|ve|ll|d)\b)|(?:(?<=\bwe)|(?<=\byou)|(?<=\bthey)) (?=(?:re|ve|ll)\b)"
 )
-_LOST_SPACE = re.compile(r"[\W_]+")
-_NOTES_HEADING = re.compile(r"(?:[\w'’]{2,8} )?(?:notes?|tips?)\W*", re.IGNORECASE)
 SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _TWO_COMMAS = re.compile(r",(?:\s*+,)++")
 _LINK_OPENERS = frozenset(
@@ -281,139 +272,7 @@ def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
     return content_lines
 
 
-def without_repeat(
-    lines: list[str],
-    notes: Counter[str],
-    note: str = "doubled instructions",
-    *,
-    shortest: int = MIN_DOUBLED_CHARS,
-) -> list[str]:
-    """Drop a second copy of all or many lines, and a line that repeats the previous line.
-
-    A line with fewer characters than `shortest` may repeat the previous line.
-    """
-    if len(lines) > MAX_STEPS or not _may_repeat(lines):
-        return lines
-    different = [
-        line
-        for line, before in zip(lines, ("", *lines), strict=False)
-        if len(line) < shortest or _bare(line) != _bare(before)
-    ]
-    if len(different) < len(lines):
-        notes["lines that repeat the line before"] += 1
-    once = _without_first_copy(different)
-    once = _without_later_copies(once)
-    once = _without_doubled_parts(once)
-    if once != different:
-        notes[note] += 1
-    return once
-
-
-def _may_repeat(lines: list[str]) -> bool:
-    """Return whether two lines have the same start, or a line starts within the previous line."""
-    starts = [line[:_ALIKE_CHARS] for line in lines]
-    if len(set(starts)) < len(starts):
-        return True
-    return any(map(contains, lines, starts[1:]))
-
-
-def _bare(line: str) -> str:
-    """Return the letters and digits of a line in lower case."""
-    return _LOST_SPACE.sub("", line).lower()
-
-
-def _without_first_copy(lines: list[str]) -> list[str]:
-    """Drop lines at the beginning that the next lines repeat."""
-    bare = list(map(_bare, lines))
-    joined = "".join(bare)
-    half = len(joined) // 2
-    ends = list(accumulate(map(len, bare)))
-    if half >= MIN_DOUBLED_CHARS and joined[:half] == joined[half:] and half in ends:
-        at = ends.index(half) + 1
-        return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
-    # One paragraph may precede its text line by line.
-    for at, end in enumerate(ends[:-1], start=1):
-        if end >= MIN_DOUBLED_CHARS and joined.startswith(joined[:end], end):
-            return lines[at:]
-    return lines
-
-
-def _without_later_copies(lines: list[str]) -> list[str]:
-    """Drop each long run of lines that repeats a previous run."""
-    bare = list(map(_bare, lines))
-    first: dict[str, int] = {}
-    unique_lines: list[str] = []
-    start = 0
-    while start < len(lines):
-        earlier = first.setdefault(bare[start], start)
-        end = start
-        if earlier < start:
-            end += _n_equal_lines(bare, earlier, start)
-        if sum(map(len, bare[start:end])) < _MIN_COPY_CHARS:
-            end = start + 1
-            unique_lines.append(lines[start])
-        start = end
-    return unique_lines
-
-
-def _n_equal_lines(lines: list[str], earlier: int, start: int) -> int:
-    """Return how many lines from `start` equal the lines from `earlier`."""
-    n_equal = 0
-    for before, line in zip(lines[earlier:], lines[start:], strict=False):
-        if before != line:
-            break
-        n_equal += 1
-    return n_equal
-
-
-def _repeated_end(n: int, bare: list[str]) -> tuple[int, int]:
-    """Return the index after the next lines that end line `n`, and their letters and digits."""
-    after, repeated = n, 0
-    tail = ""
-    for end in range(n + 1, len(bare)):
-        tail += bare[end]
-        if tail not in bare[n]:
-            break
-        if bare[n].endswith(tail):
-            after, repeated = end + 1, len(tail)
-    return after, repeated
-
-
-def _without_doubled_parts(lines: list[str]) -> list[str]:
-    """Drop the end of a paragraph that the next lines repeat. Keep its heading.
-
-    >>> bake = "Bake it until golden brown, for about an hour."
-    >>> _without_doubled_parts([f"For the cake: Beat the eggs. {bake}", "Beat the eggs.", bake])
-    ['For the cake: Beat the eggs.', 'Bake it until golden brown, for about an hour.']
-    """
-    bare = list(map(_bare, lines))
-    cleaned_lines: list[str] = []
-    opening = ""
-    end = 0  # index after the dropped lines
-    for n, line in enumerate(lines):
-        if n < end:
-            continue
-        after, repeated = _repeated_end(n, bare)
-        cleaned_lines.append(opening + line)
-        opening = ""
-        if repeated < MIN_DOUBLED_CHARS:
-            continue
-        letters = [at for at, character in enumerate(line) if character.isalnum()]
-        start = letters[-repeated]
-        before = cleaned_lines.pop()[: start - len(line)].strip()
-        if _NOTES_HEADING.fullmatch(before):
-            cleaned_lines.append(f"{before.rstrip(' :.')}: {line[start:]}")
-            end = after
-        elif len(before) > _HEADING_CHARS:
-            # The number in "Let it cool. 2Add the peas."
-            cleaned_lines.append(before.rstrip("0123456789"))
-        elif before:
-            mark = "" if before[-1] in ".?!:" else ":"
-            opening = f"{before}{mark} "
-    return cleaned_lines
-
-
-def rejoined(
+def rejoin_sentences(
     steps: list[str], notes: Counter[str], *, anywhere: bool = False
 ) -> list[str]:
     """Join steps that were split within a sentence: after an abbreviation or at a decimal point.
@@ -426,31 +285,26 @@ def rejoined(
     cased = steps[0][:1].isupper() and any(
         _ENDS_SENTENCE.search(step[-_END_CHARS:]) for step in steps
     )
-    step_parts: list[list[str]] = []
-    before = ""
-    n_bracket_lines = 0  # remaining lines up to the closing bracket
-    for at, step in enumerate(steps):
-        glue = None
-        if step_parts:
-            may_be_split = anywhere or len(before) > _HEADING_CHARS
-            end = before[-_END_CHARS:]
-            glue = _glue(end, step, cased=cased, anywhere=may_be_split)
+    step_parts = [[steps[0]]]
+    # Remaining lines up to the closing bracket
+    n_bracket_lines = _lines_in_bracket(steps, 0)
+    for at, (before, step) in enumerate(pairwise(steps), start=1):
+        may_be_split = anywhere or len(before) > _HEADING_CHARS
+        glue = _glue(before[-_END_CHARS:], step, cased=cased, anywhere=may_be_split)
         if n_bracket_lines:
             n_bracket_lines -= 1
             glue = glue or " "
         else:
-            following = steps[at + 1 : at + 1 + _BRACKET_LINES]
-            n_bracket_lines = _lines_in_bracket(step, following)
+            n_bracket_lines = _lines_in_bracket(steps, at)
 
         if glue is None:
             step_parts.append([step])
-        else:
-            notes["sentences split in the middle rejoined"] += 1
-            parts = step_parts[-1]
-            # A decimal point replaces the full stop before it.
-            parts[-1] = parts[-1].rstrip(" ." if glue == "." else None)
-            parts += (glue, step.lstrip())
-        before = step
+            continue
+        notes["sentences split in the middle rejoined"] += 1
+        parts = step_parts[-1]
+        # A decimal point replaces the full stop before it.
+        parts[-1] = parts[-1].rstrip(" ." if glue == "." else None)
+        parts += (glue, step.lstrip())
     return list(map("".join, step_parts))
 
 
@@ -469,23 +323,19 @@ def is_cut_off(step: str) -> bool:
     return _CUT_OFF.search(step, max(0, len(step) - _END_CHARS)) is not None
 
 
-def _lines_in_bracket(step: str, following: list[str]) -> int:
-    """Return how many of the following lines belong to a bracket that a step leaves open."""
-    start = step.rfind("(")
-    if start <= step.rfind(")"):
-        return 0
-    has_number = any(map(str.isdigit, step[start:]))
-    return _lines_to_bracket(following, needs_number=not has_number)
+def _lines_in_bracket(steps: list[str], at: int) -> int:
+    """Return how many lines after step `at` belong to a bracket that the step leaves open.
 
-
-def _lines_to_bracket(steps: list[str], *, needs_number: bool) -> int:
-    """Return the number of lines up to a closing bracket, or 0 without such a bracket.
-
-    "6) Bake" is a step, but "6)" ends a remark that `needs_number`: "(gas mark".
+    "6) Bake" is a step, but "6)" ends the remark of a bracket without a number: "(gas mark".
     """
-    for n, step in enumerate(steps, start=1):
+    start = steps[at].rfind("(")
+    if start <= steps[at].rfind(")"):
+        return 0
+    has_number = any(map(str.isdigit, steps[at][start:]))
+    following = steps[at + 1 : at + 1 + _BRACKET_LINES]
+    for n, step in enumerate(following, start=1):
         close = step.find(")")
-        may_end_remark = n == 1 and needs_number
+        may_end_remark = n == 1 and not has_number
         ends_remark = may_end_remark and _ENDS_REMARK.match(step) is not None
         if "(" in step[:close] or (_LISTED.match(step) and not ends_remark):
             break
@@ -552,7 +402,7 @@ def only_measures(line: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def _possible(rare: str) -> list[tuple[list[str], re.Pattern[str], str, str]]:
+def _possible_misprints(rare: str) -> list[tuple[list[str], re.Pattern[str], str, str]]:
     """Return the misprints that a text may contain if it has only these characters of `_RARE`."""
     misprints = (
         ([sign for mark, sign in signs if mark in rare], pattern, right, what)
@@ -566,7 +416,7 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
     text = "\n".join(lines)
     repairs: set[str] = set()
     rare = "".join(filter(text.__contains__, _RARE))
-    for signs, pattern, right, what in _possible(rare):
+    for signs, pattern, right, what in _possible_misprints(rare):
         # A loop is faster than `any`, because a generator costs more than the check.
         for sign in signs:
             if sign in text:

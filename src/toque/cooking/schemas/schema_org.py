@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from toque.cooking.schemas.cleaning import decoded_entities
 from toque.cooking.schemas.item_objects import ItemReader
 from toque.cooking.schemas.list_fields import text_of, words_in
+from toque.cooking.schemas.markup import decoded_entities
 from toque.sources.decompress import MAX_RECORD_BYTES, UTF_8, chunks
 from toque.sources.records import (
     TOO_LONG,
@@ -85,32 +85,34 @@ def _is_recipe(node: Mapping[str, Any]) -> bool:
 
 def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, Any]:
     """Convert a Recipe node to our field names."""
-    listed = next((name for name in _INGREDIENTS if node.get(name)), "")
-    instructions = next((name for name in _STEPS if node.get(name)), "")
-    ingredients = ItemReader(listed, notes).ingredients(node.get(listed))
+    list_field = next((name for name in _INGREDIENTS if node.get(name)), "")
+    step_field = next((name for name in _STEPS if node.get(name)), "")
+    steps = node.get(step_field)
+    ingredients = ItemReader(list_field, notes).ingredients(node.get(list_field))
     if not ingredients:
-        reader = ItemReader(f"{instructions}.ingredients", notes)
-        ingredients = reader.ingredients_in_steps(node.get(instructions))
+        reader = ItemReader(f"{step_field}.ingredients", notes)
+        ingredients = reader.ingredients_in_steps(steps)
+
     kinds = [node.get(name) for name in ("keywords", "recipeCategory", "recipeCuisine")]
-
-    def first(name: str) -> Any:
-        value = node.get(name)
-        return value[0] if isinstance(value, list) and value else value
-
     title = text_of(node.get("name")) or text_of(node.get("headline"))
     record = {
         "title": _without_publisher(title, node.get("publisher")),
         "ingredients": ingredients,
-        "directions": ItemReader(instructions, notes).steps(node.get(instructions)),
+        "directions": ItemReader(step_field, notes).steps(steps),
         "tags": words_in(kinds),
-        "servings": first("recipeYield"),
-        "minutes": first("totalTime"),
-        "prep_time": first("prepTime"),
-        "cook_time": first("cookTime"),
+        "servings": _first_of(node.get("recipeYield")),
+        "minutes": _first_of(node.get("totalTime")),
+        "prep_time": _first_of(node.get("prepTime")),
+        "cook_time": _first_of(node.get("cookTime")),
         "source": text_of(node.get("url")),
         "nutrition": node.get("nutrition"),
     }
     return {name: value for name, value in record.items() if value}
+
+
+def _first_of(value: Any) -> Any:
+    """Return the first item of a list that is not empty, or the value itself."""
+    return value[0] if isinstance(value, list) and value else value
 
 
 def _without_publisher(title: str, publisher: Any) -> str:

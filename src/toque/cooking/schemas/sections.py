@@ -26,6 +26,7 @@ NOTES: Final = "notes among the ingredients removed"
 
 # Maximum characters of a tool; longer lines are misplaced steps.
 _MOST_CHARS: Final = 90
+_MAX_HEADING_CHARS: Final = 40
 _MIN_MEASURED: Final = 3  # minimum lines with a number in a list with headings
 _MIN_CAPITALS: Final = 5  # minimum letters of a heading in capitals: "EVOO" is oil
 _MIN_DISH_WORDS: Final = 3  # minimum words of a line that repeats words of the title
@@ -130,27 +131,26 @@ def without_sections(
     removal_counts: Counter[str] = Counter()
     food_lines: list[str] = []
     is_measured = sum(any(map(str.isdigit, line)) for line in lines) >= _MIN_MEASURED
-    capitals = 2 * sum(map(str.isupper, lines)) > len(lines)
+    in_capitals = 2 * sum(map(str.isupper, lines)) > len(lines)
     title_stems = frozenset(map(stem, words_of(title)))
-
-    def is_heading(line: str) -> bool:
-        return _is_heading(
-            line, title_stems, capitals=capitals
-        ) or _is_heading_of_steps(line, steps)
 
     among_tools = False  # true below a line such as "Equipment:"
     for line, following in zip(lines, (*lines[1:], ""), strict=True):
         if not among_tools and _is_plain(line):  # most lines, and many of them repeat
             food_lines.append(line)
-        elif _TOOLS.match(line):
-            among_tools = among_tools or _TOOLS.fullmatch(line) is not None
+            continue
+
+        is_tool = _TOOLS.match(line) is not None or _is_tool(line)
+        if is_tool or (among_tools and find_food(ingredient_name(line)) is None):
+            among_tools |= _TOOLS.fullmatch(line) is not None
             removal_counts[EQUIPMENT] += 1
-        elif _is_tool(line) or (among_tools and not _names_food(line)):
-            removal_counts[EQUIPMENT] += 1
-        elif _ALWAYS.fullmatch(line) or (
-            # Without amounts, every line may look like a heading.
-            following and is_measured and is_heading(line)
-        ):
+            continue
+
+        is_heading = _ALWAYS.fullmatch(line) is not None
+        # Without amounts, every line may look like a heading.
+        if following and is_measured and not is_heading:
+            is_heading = _is_heading(line, title_stems, steps, in_capitals=in_capitals)
+        if is_heading:
             among_tools = False
             removal_counts[SECTIONS] += 1
         elif why := _why_removed(line):
@@ -165,31 +165,28 @@ def without_sections(
     return tuple(food_lines)
 
 
-def _names_food(line: str) -> bool:
-    """Return whether an ingredient line names a known food."""
-    return find_food(ingredient_name(line)) is not None
+def _is_heading(
+    line: str, title_stems: frozenset[str], steps: str, *, in_capitals: bool
+) -> bool:
+    """Return whether a line without a number only names the dish or a part of the dish.
 
-
-def _is_heading_of_steps(line: str, steps: str) -> bool:
-    """Return whether a name of several words without a number heads a part of the steps."""
-    has_number = any(map(str.isdigit, line))
-    return not has_number and " " in line and f"{line}:" in steps
-
-
-def _is_heading(line: str, title_stems: frozenset[str], *, capitals: bool) -> bool:
-    """Return whether a line without a number only names the dish or a part of the dish."""
-    if len(line) > 40 or any(map(str.isdigit, line)):
+    If most lines are `in_capitals`, capitals do not mark a heading.
+    """
+    if any(map(str.isdigit, line)):
         return False
+    if " " in line and f"{line}:" in steps:
+        return True
     words = words_of(line)
-    names_dish = bool(words) and title_stems.issuperset(map(stem, words))
+    if not words or len(line) > _MAX_HEADING_CHARS:
+        return False
+    names_dish = title_stems.issuperset(map(stem, words))
     if names_dish and len(words) >= _MIN_DISH_WORDS:
         return True
     if len(words) == 1 and words[0] in SECTION_NOUNS:
         return line[:1].isupper()
-    if not line.isupper() or capitals or sum(map(len, words)) < _MIN_CAPITALS:
+    if in_capitals or not line.isupper() or sum(map(len, words)) < _MIN_CAPITALS:
         return False
-    names_part = names_dish or (bool(words) and words[-1] in SECTION_NOUNS)
-    return names_part or (bool(words) and find_food(line) is None)
+    return names_dish or words[-1] in SECTION_NOUNS or find_food(line) is None
 
 
 @lru_cache(maxsize=1 << 15)

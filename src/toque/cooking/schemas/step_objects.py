@@ -16,6 +16,7 @@ from toque.cooking.schemas.object_keys import (
     UnreadPaths,
     has_letter,
     is_label,
+    is_readable,
     number_of,
     usable_text,
 )
@@ -54,8 +55,8 @@ class StepReader:
         """Read the steps of a text, a list or an object. A heading becomes a line with a colon."""
         if isinstance(value, str):
             yield value
-        elif self._unread.rejects(value, depth):
-            return
+        elif not is_readable(value, depth):
+            self._unread.add_value(value)
         elif isinstance(value, dict):
             yield from self._object(value, depth)
         elif _is_inline(value):
@@ -90,17 +91,12 @@ class StepReader:
             title = ""  # the text already contains it
 
         is_heading = bool(lines or text) or kind == "HowToSection" or keys.announces
-        # A typed step has its name next to its text, which need not be a heading.
-        may_be_heading = (
-            kind in ("", "HowToSection") and len(title) <= _MAX_HEADING_CHARS
-        )
-        if title and is_heading and not may_be_heading:
-            keys.leave(title)
-            title = ""
+        if title and is_heading:
+            title = _write_heading(keys, title, kind)
         self._unread.add_keys(keys)
 
         if title:
-            yield f"{title.rstrip(' :')}:" if is_heading else title
+            yield title
         if text:
             yield text
         yield from lines
@@ -142,7 +138,7 @@ class StepReader:
 
     def _named_steps(self, keys: Keys, depth: int) -> Iterator[str]:
         """Read steps by number ({"1": "Mix."}) or by part of the dish ({"For the sauce": []})."""
-        for name in _by_number(list(keys.values)):
+        for name in _sort_by_number(list(keys.values)):
             value = keys.values[name]
             is_number = is_label(name)
             may_have_steps = is_number or depth == 0 or isinstance(value, list)
@@ -159,15 +155,15 @@ class StepReader:
     def _piece(self, piece: Mapping[str, Any]) -> str:
         """Return a piece of a Cooklang step: a text, or the name of an ingredient, tool or time."""
         kind = str(piece["type"])
-        piece = self._listed(piece, kind)
+        item = self._find_item(piece, kind)
         keys = ("alias", "value", "text", "name")
-        name = next((piece[key] for key in keys if piece.get(key)), "")
+        name = next((item[key] for key in keys if item.get(key)), "")
         if kind == "timer" or not name:
-            measures = self._measures.of_object(Keys(piece, INGREDIENT))
+            measures = self._measures.of_object(Keys(item, INGREDIENT))
             name = " ".join(map(str, measures)) or name
         return name if isinstance(name, str) else ""
 
-    def _listed(self, piece: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    def _find_item(self, piece: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
         """Return the item of the record that a piece refers to by index, or the piece itself."""
         index = piece.get("index")
         items = self._record.get(kind if kind == "cookware" else f"{kind}s")
@@ -178,6 +174,16 @@ class StepReader:
         return items[index] if isinstance(items[index], dict) else {}
 
 
+def _write_heading(keys: Keys, title: str, kind: str) -> str:
+    """Return a title with a colon. If it may not be a heading, leave its key and return ""."""
+    # A typed step has its name next to its text, which need not be a heading.
+    is_typed_step = kind not in ("", "HowToSection")
+    if is_typed_step or len(title) > _MAX_HEADING_CHARS:
+        keys.leave(title)
+        return ""
+    return f"{title.rstrip(' :')}:"
+
+
 def _schema_type(value: Mapping[Any, Any]) -> str:
     """Return the schema.org type of an object without its address, or ""."""
     types = value.get("@type") or ""
@@ -185,7 +191,7 @@ def _schema_type(value: Mapping[Any, Any]) -> str:
     return str(first).rpartition("/")[2]
 
 
-def _by_number(names: list[str]) -> list[str]:
+def _sort_by_number(names: list[str]) -> list[str]:
     """Sort names by number if all have a number, such as "step 2"."""
     digits = filter(None, map(number_of, names))
     numbers = [int(number[:_MAX_DIGITS]) for number in digits]

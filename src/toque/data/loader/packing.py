@@ -174,13 +174,14 @@ class _OpenRows:
         np.subtract(left_s, left_t, out=difference)
         np.abs(difference, out=difference)
         difference *= 0.5
-        left_s += left_t
-        left_s += difference
+        cost = left_s  # computed in place, because a new array takes time
+        cost += left_t
+        cost += difference
         # A row without enough space gets a huge cost. A masked assignment takes ten times longer.
         overflow += _TINY
         overflow *= -1e300
-        np.maximum(left_s, overflow, out=left_s)
-        left_s.argmin(axis=1, out=out)
+        np.maximum(cost, overflow, out=cost)
+        cost.argmin(axis=1, out=out)
 
         # An unopened row has the space of one row.
         index = self._row_offsets + out

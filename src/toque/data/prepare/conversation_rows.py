@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toque.data.prepare.store_plan import PrepareSettings
+from toque.data.prepare.token_rows import Ids
 from toque.data.tokenizer.chat import (
     CLOCK,
     Conversation,
@@ -28,7 +26,6 @@ from toque.errors import ConfigError, DataError
 from toque.sources.conversations import UNWRITTEN
 from toque.sources.records import Turn, count_field_note
 
-Ids = NDArray[np.uint32]
 TOKENS = "tokens of conversations"
 LEARNT = "tokens of conversations in answers, which are learnt"
 UNENDED = "answers that the chat template does not end"

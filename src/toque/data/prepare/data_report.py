@@ -329,6 +329,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [*self.limits, " ".join(cuts), f"{unknown}."]
 
 
+def add_first_lines(
+    lines: dict[str, list[str]], path: str, numbers: Mapping[str, list[int]], limit: int
+) -> None:
+    """Add the file and lines of dropped records to `lines`, at most `limit` lines per reason."""
+    name = Path(path).name
+    for reason, line_numbers in numbers.items():
+        first = lines.setdefault(reason, [])
+        n_missing = limit - len(first)
+        first += [f"{name}:{n}" for n in line_numbers[:n_missing]]
+
+
 def describe_reasons(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
     """List the counts of dropped records by reason, the largest first, with their first lines."""
     parts = []
@@ -489,12 +500,10 @@ def _count_values(values: Floats, limit: int) -> dict[str, int] | None:
     return dict(zip(map(str, labels.tolist()), counts.tolist(), strict=True))
 
 
-def sample_excerpts(
-    excerpts: Iterable[Excerpt], per_reason: int = PER_REASON
-) -> list[Excerpt]:
-    """Sample excerpts of each reason by a hash, sorted by reason and hash."""
+def sample_excerpts(excerpts: Iterable[Excerpt]) -> list[Excerpt]:
+    """Sample `PER_REASON` excerpts of each reason by a hash, sorted by reason and hash."""
     by_reason = sorted(_group_by_reason(excerpts).items())
-    return [excerpt for _, ranked in by_reason for excerpt in ranked[:per_reason]]
+    return [excerpt for _, ranked in by_reason for excerpt in ranked[:PER_REASON]]
 
 
 def spread_over_reasons(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:

@@ -46,9 +46,9 @@ _WORDS_PER_CHUNK = 1 << 18
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _PRIME = np.uint64(0xC2B2AE3D27D4EB4F)
 _DRAWS = mixed(np.arange(1, 2 * HASHES + 1, dtype=np.uint64) * _GOLDEN)
-_OFFSETS = (_DRAWS >> np.uint64(32)).astype(np.uint32)[HASHES:]
-# Factors must be odd.
-_FACTORS = (_DRAWS >> np.uint64(32)).astype(np.uint32)[:HASHES] | np.uint32(1)
+_HIGH_BITS = (_DRAWS >> np.uint64(32)).astype(np.uint32)
+_FACTORS = _HIGH_BITS[:HASHES] | np.uint32(1)  # factors must be odd
+_OFFSETS = _HIGH_BITS[HASHES:]
 
 
 def signatures(texts: Sequence[str]) -> Signatures:

@@ -24,6 +24,7 @@ from toque.data.prepare.data_report import (
     Lengths,
     Report,
     SourceReport,
+    add_first_lines,
     column_reports,
     describe_reasons,
     dropped_excerpts,
@@ -84,7 +85,6 @@ FEWER_ENTRIES = (
 )
 Counts = Counter[str]
 Lines = dict[str, list[str]]  # files and lines of the first records, by reason
-_DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 
 class _FileCounts(NamedTuple):
@@ -325,7 +325,10 @@ class StoreFinalizer:
         manifest = store.manifest
         lost_characters = self._sum_counts("lost_characters")
         excerpts = [excerpt for shard in self.shards for excerpt in shard.excerpts]
-        split_rule = f"by a hash of the body, {_DOCUMENTS}"
+        split_rule = (
+            "by a hash of the body, documents by a hash of the document and "
+            "piece number // 16"
+        )
         if self.plan.settings.held_out_from is not None:
             split_rule = "by source, with data.validation held out"
 
@@ -486,11 +489,7 @@ def _count_dropped(
             if source not in (None, block.source):
                 continue
             dropped.update(block.dropped)
-            name = Path(block.path).name
-            for reason, numbers in block.lines.items():
-                first = lines.setdefault(reason, [])
-                n_missing = _MAX_LINES - len(first)
-                first += [f"{name}:{n}" for n in numbers[:n_missing]]
+            add_first_lines(lines, block.path, block.lines, _MAX_LINES)
     return dropped, lines
 
 

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toque.data.array_types import Bools, Ints
 from toque.data.prepare.data_report import LOST
+from toque.data.prepare.token_rows import TokenRows
 from toque.data.store.token_store import LEFT_OUT, TokenStore
 from toque.sources.preference_pairs import PREFERRED
 from toque.sources.records import Example
 
 SAME_TOKENS = "chosen and rejected have the same tokens after the limits"
 CUT_PAIRS = "pairs with a cut answer"
-
-
-class TargetRows(Protocol):
-    """Target tokens by row."""
-
-    @property
-    def ends(self) -> Ints:
-        """End of each row."""
-
-    def row(self, index: int) -> NDArray[np.uint32]:
-        """Return the tokens of a row."""
 
 
 def has_pairs(examples: Sequence[Example]) -> bool:
@@ -44,13 +32,12 @@ def mark_complete_pairs(example: Ints) -> Bools:
     return np.isin(other_answer, example)
 
 
-def mark_equal_pairs(targets: TargetRows) -> Bools:
+def mark_equal_pairs(targets: TokenRows) -> Bools:
     """Mark the rows of pairs with equal targets, bool [rows]. Every pair must have two rows."""
-    is_equal = np.zeros(len(targets.ends), np.bool_)
-    for row in range(0, len(is_equal), 2):
-        same = np.array_equal(targets.row(row), targets.row(row + 1))
-        is_equal[row : row + 2] = same
-    return is_equal
+    rows = targets.split()
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    is_equal = np.array([np.array_equal(*pair) for pair in pairs], np.bool_)
+    return np.repeat(is_equal, 2)
 
 
 def count_cut_pairs(store: TokenStore) -> int:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from toque.data.array_types import Bools, Ints
+from toque.data.array_types import Ints
 from toque.data.prepare.conversation_rows import ConversationRow, ConversationRows
 from toque.data.prepare.data_report import (
     BOOKKEEPING,
@@ -39,12 +37,19 @@ from toque.data.prepare.preference_rows import (
     mark_equal_pairs,
 )
 from toque.data.prepare.store_plan import PrepareSettings
+from toque.data.prepare.token_rows import ExampleRows, Ids, TokenRows, pieces, wrap
 from toque.data.store.token_store import SPANS
-from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_bounds
+from toque.data.tokenizer.codec import Codec, prompt_bounds
 from toque.errors import ConfigError, DataError
-from toque.sources.records import Block, Example, RecordReader, examples_in, shortened
+from toque.sources.records import (
+    Block,
+    BlockExamples,
+    Example,
+    RecordReader,
+    examples_in,
+    shortened,
+)
 
-Ids = NDArray[np.uint32]
 Arrays = dict[str, NDArray[Any]]  # arrays of a shard by file name
 PIECES_PER_GROUP = 16  # consecutive pieces of a document in the same split
 MAX_LINES = 10  # line numbers per reason and block for the report
@@ -93,25 +98,13 @@ class ShardBuilder:
         """Add the examples of a block, and check the reader's counts."""
         parsed = examples_in(block, reader)
         _check_ids(block, parsed.examples, self._codec)
-        sizes = [n for n in parsed.sizes if n]  # number of examples per kept record
-        n_records = len(sizes)
-        n_dropped = sum(map(len, parsed.dropped.values()))
-        # Not an assertion, because readers may be plugins, and a wrong count would hide lost
-        # recipes.
-        has_all_records = parsed.read == parsed.kept + n_dropped
-        has_all_examples = sum(sizes) == len(parsed.examples)
-        if not has_all_records or not has_all_examples or parsed.kept != n_records:
-            raise DataError(
-                f"The reader of {block.path} (lines from {block.first_line}) has wrong counts: it "
-                f"read {parsed.read} records, kept {parsed.kept}, dropped {n_dropped} and returned "
-                f"examples from {n_records} records. This is a bug in the reader, not in the file."
-            )
-
+        _check_counts(block, parsed)
         self._examples += parsed.examples
         self._sources += repeat(block.source, len(parsed.examples))
-        records = self._n_records + np.arange(n_records)
+        sizes = [n for n in parsed.sizes if n]  # number of examples per kept record
+        records = self._n_records + np.arange(len(sizes))
         self._records += np.repeat(records, sizes).tolist()
-        self._n_records += n_records
+        self._n_records += len(sizes)
         self._counts["notes"].update(parsed.notes)
         name = Path(block.path).name
         self._excerpts += [
@@ -137,9 +130,10 @@ class ShardBuilder:
         """Make the arrays of the shard, by file name, and the counts of its `ShardResult`."""
         rows = self._example_rows()
         arrays = self._make_arrays(rows)
-        n_records = self._count_records(rows.example)
+        kept_records = {self._records[i] for i in rows.example.tolist()}
+        self._note_left_out(kept_records)
         counts: dict[str, Any] = {
-            "records": n_records,
+            "records": len(kept_records),
             "blocks": self._blocks,
             "lost_characters": dict(self._lost.most_common(_MAX_LOST)),
             "excerpts": sample_excerpts(self._excerpts),
@@ -246,6 +240,7 @@ class ShardBuilder:
             is_over = wrapped.cut & in_use
             if self._leave_out_overlong(index[is_over].tolist(), side, limit):
                 in_use &= ~is_over
+        # Now `in_use` is final, so count the cuts of its rows.
         for side, wrapped in (("prompt", prompt), ("target", target)):
             is_cut = wrapped.cut & in_use
             lost = wrapped.lost[is_cut].tolist()
@@ -268,10 +263,13 @@ class ShardBuilder:
         if settings.family_kind == "encoder-decoder":
             max_piece += max_prompt - 1
         max_pieces = 1 if settings.on_overlong == "truncate" else None
-        rows: list[tuple[Ids, Ids, int, int]] = []
-        for number, i in enumerate(documents):
+        prompts: list[Ids] = []
+        targets: list[Ids] = []
+        index: list[int] = []
+        parts: list[int] = []
+        for i, text_ids in zip(documents, texts.split(), strict=True):
             example = self._examples[i]
-            ids = ids_of(example, self._codec) if example.ids else texts.row(number)
+            ids = ids_of(example, self._codec) if example.ids else text_ids
             if not len(ids):
                 self._reasons[i] = "no target"
                 continue
@@ -279,7 +277,7 @@ class ShardBuilder:
             if is_over and self._leave_out_overlong([i], "target", max_piece):
                 continue
 
-            parts = pieces(
+            sides = pieces(
                 ids,
                 family_kind=settings.family_kind,
                 max_prompt=max_prompt,
@@ -288,15 +286,18 @@ class ShardBuilder:
                 eos_id=self._codec.eos_id,
                 ends=example.ends,
             )
-            for part, (prompt, target) in enumerate(islice(parts, max_pieces)):
-                rows.append((prompt, target, i, part))
+            for part, (prompt, target) in enumerate(islice(sides, max_pieces)):
+                prompts.append(prompt)
+                targets.append(target)
+                index.append(i)
+                parts.append(part)
             if is_over and max_pieces:
                 self._cut["target"][i] = max(0, len(ids) - max_piece)
         return ExampleRows(
-            TokenRows.concatenate([prompt for prompt, _, _, _ in rows]),
-            TokenRows.concatenate([target for _, target, _, _ in rows]),
-            np.array([i for _, _, i, _ in rows], np.int64),
-            np.array([part for _, _, _, part in rows], np.int64),
+            TokenRows.concatenate(prompts),
+            TokenRows.concatenate(targets),
+            np.array(index, np.int64),
+            np.array(parts, np.int64),
         )
 
     def _talk_rows(self, talks: list[int]) -> ExampleRows:
@@ -357,13 +358,12 @@ class ShardBuilder:
         self._leave_out(examples, f"{side} over {limit} tokens")
         return True
 
-    def _count_records(self, in_use: Ints) -> int:
-        """Count the records with an example in use, and the dropped records by reason.
+    def _note_left_out(self, kept_records: set[int]) -> None:
+        """Count the examples left out of kept records, and the dropped records by reason.
 
         A record without an example in use is dropped for the reason of its first example. Excerpts
         of such records are added for the report.
         """
-        kept_records = {self._records[i] for i in in_use.tolist()}
         reason_of_record: dict[int, str] = {}
         for i, reason in sorted(self._reasons.items()):
             record = self._records[i]
@@ -376,7 +376,6 @@ class ShardBuilder:
                 prompt = shortened(example.prompt)
                 self._excerpts.append(Excerpt(reason, "", text, prompt))
         self._counts["dropped"].update(reason_of_record.values())
-        return len(kept_records)
 
     def _columns(self, rows: ExampleRows) -> Arrays:
         """Make the per-example columns of the rows, by name."""
@@ -426,6 +425,24 @@ def _text_of(example: Example) -> str:
     return f"{example.prompt}\n{example.target}"
 
 
+def _check_counts(block: Block, parsed: BlockExamples) -> None:
+    """Check that the counts of a reader agree with its examples.
+
+    This is not an assertion, because readers may be plugins, and a wrong count would hide lost
+    recipes.
+    """
+    n_dropped = sum(map(len, parsed.dropped.values()))
+    n_records = sum(size > 0 for size in parsed.sizes)
+    has_all_records = parsed.read == parsed.kept + n_dropped
+    has_all_examples = sum(parsed.sizes) == len(parsed.examples)
+    if not has_all_records or not has_all_examples or parsed.kept != n_records:
+        raise DataError(
+            f"The reader of {block.path} (lines from {block.first_line}) has wrong counts: it read "
+            f"{parsed.read} records, kept {parsed.kept}, dropped {n_dropped} and returned examples "
+            f"from {n_records} records. This is a bug in the reader, not in the file."
+        )
+
+
 def _check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
     """Refuse ids that are not in the vocabulary."""
     for document, example in enumerate(examples, block.first_line):
@@ -447,170 +464,3 @@ def ids_of(example: Example, codec: Codec) -> Ids:
     if len(ids) and example.ends and ids[-1] == codec.eos_id:
         ids = ids[:-1]
     return ids
-
-
-@dataclass(frozen=True)
-class TokenRows:
-    """Concatenated token rows of one side. Row i is tokens[ends[i - 1] : ends[i]]."""
-
-    tokens: Ids
-    ends: Ints
-
-    @property
-    def lengths(self) -> Ints:
-        """Number of tokens per row."""
-        return np.diff(self.ends, prepend=0)
-
-    def select(self, mask: Bools) -> TokenRows:
-        """Select the rows that a mask [rows] marks."""
-        lengths = self.lengths
-        tokens = self.tokens[np.repeat(mask, lengths)]
-        return TokenRows(tokens, np.cumsum(lengths[mask]))
-
-    def row(self, index: int) -> Ids:
-        """Return the tokens of a row as a view."""
-        start = int(self.ends[index - 1]) if index else 0
-        return self.tokens[start : int(self.ends[index])]
-
-    @classmethod
-    def concatenate(cls, rows: list[Ids]) -> TokenRows:
-        """Concatenate the tokens of rows."""
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return cls(np.concatenate([np.empty(0, np.uint32), *rows]), np.cumsum(lengths))
-
-
-@dataclass(frozen=True)
-class ExampleRows:
-    """Rows of examples, in the order of the examples."""
-
-    prompt: TokenRows
-    target: TokenRows
-    example: Ints  # [rows] index of the example
-    part: Ints  # [rows] index of the piece of a document
-
-    def select(self, mask: Bools) -> ExampleRows:
-        """Select the rows that a mask [rows] marks."""
-        return ExampleRows(
-            self.prompt.select(mask),
-            self.target.select(mask),
-            self.example[mask],
-            self.part[mask],
-        )
-
-    def merge(self, other: ExampleRows) -> ExampleRows:
-        """Merge these rows with the rows of other examples, in the order of the examples."""
-        if not len(self.example):
-            return other
-        example = np.concatenate([self.example, other.example])
-        part = np.concatenate([self.part, other.part])
-        order = np.argsort(example, kind="stable")
-
-        def merge_side(a: TokenRows, b: TokenRows) -> TokenRows:
-            rows = [*np.split(a.tokens, a.ends[:-1]), *np.split(b.tokens, b.ends[:-1])]
-            return TokenRows.concatenate([rows[i] for i in order])
-
-        return ExampleRows(
-            merge_side(self.prompt, other.prompt),
-            merge_side(self.target, other.target),
-            example[order],
-            part[order],
-        )
-
-
-@dataclass(frozen=True)
-class Wrapped:
-    """Token rows of one side with their special tokens."""
-
-    side: TokenRows
-    cut: Bools  # [rows] True if tokens were cut from the row
-    lost: Ints  # [rows] number of text tokens cut from the row
-
-
-def wrap(
-    side: TokenRows,
-    *,
-    limit: int,
-    begin: int | None,
-    end: int | None,
-    end_after_cut: bool,
-) -> Wrapped:
-    """Put `begin` before and `end` after each row, and cut rows to `limit` tokens.
-
-    `end_after_cut` is whether a cut row also gets the end. If it does not, a row that lost only its
-    end counts as cut.
-    """
-    n_begin = int(begin is not None)
-    n_end = int(end is not None)
-    lengths = side.lengths
-    is_cut = lengths + n_begin + n_end > limit
-    max_text = limit - n_begin - (n_end if end_after_cut else 0)
-    text_lengths = np.where(is_cut, np.minimum(lengths, max_text), lengths)
-    has_end = np.full(len(lengths), bool(n_end)) & (~is_cut | end_after_cut)
-    row_lengths = n_begin + text_lengths + has_end
-    ends = np.cumsum(row_lengths)
-    starts = ends - row_lengths
-
-    tokens = np.empty(int(row_lengths.sum()), np.uint32)
-    is_text = np.ones(len(tokens), np.bool_)
-    if begin is not None:
-        is_text[starts] = False
-        tokens[starts] = begin
-    if end is not None:
-        is_text[ends[has_end] - 1] = False
-        tokens[ends[has_end] - 1] = end
-    text = side.tokens
-    if is_cut.any():
-        # Keep the beginning of each row.
-        parts = np.stack([text_lengths, lengths - text_lengths], axis=1).ravel()
-        stays = np.repeat(np.tile([True, False], len(lengths)), parts)
-        text = text[stays]
-    tokens[is_text] = text
-    return Wrapped(TokenRows(tokens, ends), is_cut, lengths - text_lengths)
-
-
-def pieces(
-    ids: Ids,
-    *,
-    family_kind: FamilyKind,
-    max_prompt: int,
-    max_target: int,
-    bos_id: int | None,
-    eos_id: int,
-    ends: bool,
-) -> Iterator[tuple[Ids, Ids]]:
-    """Split a document into pieces with a prompt and a target each.
-
-    In a decoder-only model, every token is a target once. The first prompt is [bos], and any other
-    prompt is the last token of the previous piece. With max_target 3 and ids 5 6 7 8:
-
-        [bos] -> 5 6 7        [7] -> 8 eos
-
-    An encoder-decoder learns prefix language modelling (Raffel et al. 2020, section 3.2.1 and
-    figure 4): a piece has max_prompt - 1 + max_target tokens, and the prompt is its beginning. A
-    shorter last piece is divided in the same proportion.
-
-    Args:
-        ids: Token ids of the document.
-        family_kind: Kind of the model.
-        max_prompt: Largest number of tokens per prompt.
-        max_target: Largest number of tokens per target.
-        bos_id: Id of the begin token.
-        eos_id: Id of the end token.
-        ends: Whether the document ends with `ids`. If it does, an end token follows.
-    """
-    text = np.concatenate([ids, np.array([eos_id] if ends else [], np.uint32)])
-    if family_kind == "decoder":
-        prompt = np.array([] if bos_id is None else [bos_id], np.uint32)
-        for start in range(0, len(text), max_target):
-            target = text[start : start + max_target]
-            yield prompt, target
-            prompt = target[-1:]
-        return
-    # The end token takes a token of each prompt.
-    max_prefix = max_prompt - 1
-    size = max_prefix + max_target
-    end = np.array([eos_id], np.uint32)
-    for start in range(0, len(text), size):
-        piece = text[start : start + size]
-        n_prefix = min(len(piece) - 1, max_prefix * len(piece) // size)
-        yield np.concatenate([piece[:n_prefix], end]), piece[n_prefix:]

@@ -271,7 +271,10 @@ class ShardWriting:
                 return
 
     def _count_different(self) -> int:
-        """Count the distinct rows of the complete groups, without held-out sources."""
+        """Count the distinct rows of the complete groups, without held-out sources.
+
+        Each group is read once: its count is added to the count of the groups before it.
+        """
         settings = self.writer.settings
         if settings.dedup == "none" and settings.held_out_from is None:
             return self._n_rows
@@ -280,15 +283,15 @@ class ShardWriting:
             source = read_column(self.writer.store, shard, "source")
             counts = source < (settings.held_out_from or np.inf)
             if settings.dedup != "none":
-                counts &= self._mark_unseen(shard)
+                counts &= self._add_unseen(shard)
             self._n_different += int(counts.sum())
         self._n_counted = self._n_complete
         return self._n_different
 
-    def _mark_unseen(self, shard: Sequence[ShardResult]) -> Bools:
-        """Mark the first row of each record key and task that no earlier group has.
+    def _add_unseen(self, shard: Sequence[ShardResult]) -> Bools:
+        """Add the record keys and tasks of a shard to `_seen`.
 
-        Remember the key and task of these rows as seen.
+        Return a mask of the first row of each key and task that no earlier group has.
         """
         names = ("record_key", "task", "starts_record")
         key, task, starts = (read_column(self.writer.store, shard, n) for n in names)
@@ -391,6 +394,7 @@ def _write_locally(
     other_children = set(active_children())
 
     def wait_until(n_running: int) -> Iterator[ShardResult]:
+        """Yield results until at most `n_running` tasks are running."""
         nonlocal running
         while len(running) > n_running:
             done, running = wait(running, return_when=FIRST_COMPLETED)

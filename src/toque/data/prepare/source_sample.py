@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress, islice
-from pathlib import Path
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.prepare.conversation_rows import ConversationRows
-from toque.data.prepare.data_report import ENCODING_HINT, describe_reasons
+from toque.data.prepare.data_report import (
+    ENCODING_HINT,
+    add_first_lines,
+    describe_reasons,
+)
 from toque.data.prepare.shard_builder import ids_of
 from toque.data.prepare.shards import in_turns
 from toque.data.prepare.store_plan import USUAL_PROMPT, USUAL_TARGET, PrepareSettings
@@ -107,34 +110,21 @@ def _sample_texts(
     n_bytes = sum(len(block.payload) for block, _ in blocks)
     for block, reader in blocks:
         parsed = examples_in(block, reader)
-        _count_dropped(block, parsed, dropped, lines)
+        dropped.update({reason: len(n) for reason, n in parsed.dropped.items()})
+        add_first_lines(lines, block.path, parsed.dropped, _MAX_LINES)
 
         # If there are few blocks, each contributes equally to the sample. Otherwise a longer block
         # contributes more.
         inverse_share: float = len(blocks)
         if len(blocks) > _MIN_BLOCKS:
             inverse_share = n_bytes / max(1, len(block.payload))
-        n_chars = int(MAX_CHARACTERS // inverse_share)
+        chars_left = int(MAX_CHARACTERS // inverse_share)
+        # The two signs turn the floor division into a ceiling.
         step = int(-(-len(parsed.examples) * inverse_share // MAX_EXAMPLES)) or 1
         for example in every_nth_record(parsed, step):
             for text in (example.prompt, example.target):
-                yield text[: max(0, n_chars)]
-                n_chars -= len(text)
-
-
-def _count_dropped(
-    block: Block,
-    parsed: BlockExamples,
-    dropped: Counter[str],
-    lines: dict[str, list[str]],
-) -> None:
-    """Add the dropped records of a block to `dropped`, and their first lines to `lines`."""
-    name = Path(block.path).name
-    for reason, numbers in parsed.dropped.items():
-        dropped[reason] += len(numbers)
-        first = lines.setdefault(reason, [])
-        n_missing = _MAX_LINES - len(first)
-        first += [f"{name}:{n}" for n in numbers[:n_missing]]
+                yield text[: max(0, chars_left)]
+                chars_left -= len(text)
 
 
 def every_nth_record(block: BlockExamples, n: int) -> Iterator[Example]:
@@ -192,6 +182,7 @@ def _spread_blocks(
     next_position = 0
     for block, reader in blocks:
         end += len(block.payload)
+        # Position k of n is at byte k * total / n.
         if end * n > next_position * total:
             yield block, reader
             next_position = end * n // total + 1
@@ -240,15 +231,17 @@ def choose_limits(
         ideal_both = _ideal_limit(conversations, both, percentile, 2 * max_limit)
     usual_both = USUAL_PROMPT + USUAL_TARGET
     targets = np.concatenate([sample.pairs[1], sample.documents])
-    limits = (
-        _Limit("prompt", sample.pairs[0], prompt, USUAL_PROMPT, ideal_prompt),
-        _Limit("target", targets, target, USUAL_TARGET, ideal_target),
-        _Limit("conversation", conversations, both, usual_both, ideal_both),
-    )
-    is_chosen = (settings.max_prompt_tokens is None, settings.max_target_tokens is None)
+    limits: list[_Limit] = []
+    if settings.max_prompt_tokens is None:
+        limits.append(
+            _Limit("prompt", sample.pairs[0], prompt, USUAL_PROMPT, ideal_prompt)
+        )
+    if settings.max_target_tokens is None:
+        limits.append(_Limit("target", targets, target, USUAL_TARGET, ideal_target))
+    limits.append(_Limit("conversation", conversations, both, usual_both, ideal_both))
     sentences = [
         limit.describe(percentile, settings.room)
-        for limit in compress(limits, (*is_chosen, True))
+        for limit in limits
         if len(limit.lengths)
     ]
 

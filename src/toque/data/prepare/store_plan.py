@@ -403,8 +403,8 @@ def _source_differences(
             )
         ]
     differences = []
-    for i, ((path, files), number) in enumerate(zip(sources, numbers, strict=False)):
-        source_entries = [entry for entry in entries if entry.source == number]
+    for i, (path, files) in enumerate(sources):
+        source_entries = [entry for entry in entries if entry.source == numbers[i]]
         source = f"data.sources[{i}] is {path}"
         if settings.holds_out(i):
             source = f"data.validation[{i - (settings.held_out_from or 0)}] is {path}"

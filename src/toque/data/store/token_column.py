@@ -84,13 +84,12 @@ class TokenColumn:
                 "Check the disk."
             ) from error
         if sum(map(len, parts)) != sum(sizes):
-            is_short = [
-                len(part) < size for part, size in zip(parts, sizes, strict=True)
-            ]
+            reads = zip(shards, parts, sizes, strict=True)
+            shard = next(shard for shard, part, size in reads if len(part) < size)
             raise DataError(
-                f"{self._path(shards[is_short.index(True)])} was truncated while it was being "
-                "read. Another process is writing to the store. Restore the file or prepare the "
-                "data again, then continue with the same command."
+                f"{self._path(shard)} was truncated while it was being read. Another process is "
+                "writing to the store. Restore the file or prepare the data again, then continue "
+                "with the same command."
             )
         return Pieces(lengths, parts, self.dtype)
 

@@ -57,7 +57,7 @@ class TokenStore:
         self.fingerprint = manifest.fingerprint
         self.n_rows = manifest.rows
         rows_of_shard = {f.file.split("/")[1]: f.examples for f in manifest.shards}
-        self._shards = list(rows_of_shard)
+        self._shards = [folder / "shards" / name for name in rows_of_shard]
         # First row of each shard, then the number of all rows.
         self._bounds = [0, *accumulate(rows_of_shard.values())]
         self._files = {f.file for f in manifest.shards}
@@ -192,22 +192,9 @@ class TokenStore:
         """Number of target tokens with loss per row, int32 [n_rows]."""
         if self._spans is None:
             return self.target_lengths
-        unlearnt = [self._unlearnt_lengths(index) for index in range(len(self._shards))]
+        unlearnt = [_unlearnt_lengths(shard) for shard in self._shards]
         lengths: NDArray[np.int32] = self.target_lengths - np.concatenate(unlearnt)
         return lengths
-
-    def _unlearnt_lengths(self, shard: int) -> NDArray[np.int32]:
-        """Count the target tokens without loss per row of a shard: every second span."""
-        folder = self._shard(shard)
-        spans = map_array(folder / f"{SPANS}_tokens.npy").astype(np.int64)
-        ends = map_array(folder / f"{SPANS}_ends.npy").astype(np.int64)
-        n_spans = np.diff(ends, prepend=0)
-        starts = np.repeat(ends - n_spans, n_spans)
-        # The first span of a row has a loss, the second does not, and so on.
-        has_loss = (np.arange(len(spans)) - starts) % 2 == 0
-        spans[has_loss] = 0
-        sums = np.append(0, spans.cumsum())
-        return np.diff(sums[ends], prepend=0).astype(np.int32)
 
     def column(self, name: str) -> NDArray[np.generic]:
         """Read a per-example column of all rows, with NaN for rows without a value.
@@ -223,12 +210,11 @@ class TokenStore:
         dtype = np.dtype(self.manifest.columns[name])
         counts = np.diff(self._bounds).tolist()
         parts: list[NDArray[Any]] = [np.empty(0, dtype)]
-        for i, shard in enumerate(self._shards):
-            if f"shards/{shard}/{name}.npy" in self._files:
-                path = self._shard(i) / f"{name}.npy"
-                parts.append(_read_column(path, dtype, counts[i]))
+        for shard, count in zip(self._shards, counts, strict=True):
+            if f"shards/{shard.name}/{name}.npy" in self._files:
+                parts.append(_read_column(shard / f"{name}.npy", dtype, count))
             else:
-                parts.append(np.full(counts[i], np.nan, np.float32))
+                parts.append(np.full(count, np.nan, np.float32))
         return np.concatenate(parts)
 
     def codec(self) -> Codec:
@@ -241,25 +227,21 @@ class TokenStore:
 
         return load_codec(self.path / "tokenizer")
 
-    def _shard(self, index: int) -> Path:
-        return self.path / "shards" / self._shards[index]
-
     def _token_column(self, name: str, dtype: np.dtype[np.generic]) -> TokenColumn:
-        shards = [self._shard(index) for index in range(len(self._shards))]
-        return TokenColumn(name, shards, self._bounds, dtype)
+        return TokenColumn(name, self._shards, self._bounds, dtype)
 
     @cached_property
     def _sides(self) -> tuple[TokenColumn, TokenColumn]:
         dtype: np.dtype[np.generic] = np.dtype(np.uint32)
         if self._shards:
-            dtype = map_array(self._shard(0) / "prompt_tokens.npy").dtype
+            dtype = map_array(self._shards[0] / "prompt_tokens.npy").dtype
         return self._token_column("prompt", dtype), self._token_column("target", dtype)
 
     @cached_property
     def _spans(self) -> TokenColumn | None:
         if not self._shards:
             return None
-        if f"shards/{self._shards[0]}/{SPANS}_ends.npy" not in self._files:
+        if f"shards/{self._shards[0].name}/{SPANS}_ends.npy" not in self._files:
             return None
         return self._token_column(SPANS, np.dtype(np.uint32))
 
@@ -288,6 +270,19 @@ def unlearnt_spans(spans: Sequence[int]) -> list[tuple[int, int]]:
     [(6, 20)]
     """
     return span_bounds(spans)[1::2]
+
+
+def _unlearnt_lengths(shard: Path) -> NDArray[np.int32]:
+    """Count the target tokens without loss per row of a shard: every second span."""
+    spans = map_array(shard / f"{SPANS}_tokens.npy").astype(np.int64)
+    ends = map_array(shard / f"{SPANS}_ends.npy").astype(np.int64)
+    n_spans = np.diff(ends, prepend=0)
+    starts = np.repeat(ends - n_spans, n_spans)
+    # The first span of a row has a loss, the second does not, and so on.
+    has_loss = (np.arange(len(spans)) - starts) % 2 == 0
+    spans[has_loss] = 0
+    sums = np.append(0, spans.cumsum())
+    return np.diff(sums[ends], prepend=0).astype(np.int32)
 
 
 def _read_column(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:

@@ -143,13 +143,12 @@ class Rewriter:
     def lost(self, texts: Iterable[str]) -> Counter[str]:
         """Count the characters without a stand-in in rewritten texts."""
         lost_chars = self._table.lost
-        return Counter(
-            char
-            for text in texts
-            if not lost_chars.isdisjoint(text)
-            for char in text
-            if char in lost_chars
-        )
+        counts: Counter[str] = Counter()
+        for text in texts:
+            # Most texts have no such character, which `isdisjoint` detects fast.
+            if not lost_chars.isdisjoint(text):
+                counts.update(char for char in text if char in lost_chars)
+        return counts
 
     def _rewrite(self, text: str) -> str:
         """Rewrite a text, except for special tokens."""

@@ -1,28 +1,21 @@
 """Chat templates, which turn conversations into the ids that a chat model was trained on.
 
-A template may be untrusted. transformers renders it in the sandbox of jinja2 with access to the
-turns and special tokens only, in a child process with limits on time, memory and output.
+A template has access to the turns and special tokens only, see `template_process`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import resource
-import signal
 import subprocess
-import sys
 import weakref
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import IO, Any, cast
 
 import numpy as np
@@ -30,6 +23,15 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from toque.data.tokenizer.codec import Codec, FamilyKind, generation_bounds
+from toque.data.tokenizer.template_process import (
+    MAX_SECONDS,
+    REASONING_FIELDS,
+    Json,
+    Message,
+    Span,
+    end_child,
+    start_child,
+)
 from toque.data.tokenizer.tokenizer_folder import tokenizer_faults
 from toque.errors import DataError
 from toque.models.loading.provenance import Form
@@ -38,11 +40,6 @@ from toque.sources.records import Turn
 # Maximum number of characters that a template may write per character of the messages.
 _MAX_GROWTH = 4
 _MAX_ADDED = 1 << 16  # number of characters that a template may write in addition
-_MAX_SECONDS = 2.0  # seconds of processor time per rendering
-# Maximum bytes of the child's address space. Its libraries take a fifth.
-_MAX_MEMORY = 1 << 30
-_READ_ERROR = 2000  # maximum number of characters of a template's error that are read
-_MAX_ERROR = 300  # maximum number of characters of a template's error in a message
 _MAX_FIELD = 100  # maximum number of characters of a field's name in a message
 _PLAIN = """\
 {%- if bos_token is defined %}{{ bos_token }}{% endif %}
@@ -55,11 +52,8 @@ _CHATML = """\
 {{- '<|im_end|>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 _PROBE = "Yes, chef!"  # an answer that shows how a template ends turns
-# Largest number of characters after an answer that depend on whether a turn follows.
-_MAX_REST = 1 << 12
 TEMPLATES = {"plain": _PLAIN, "chatml": _CHATML}
 """Templates by name: Markdown headings, and OpenAI's ChatML."""
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 CLOCK = "strftime_now"
 """Function that templates call to read the clock, e.g. in Llama 3 and Granite."""
 _DATED = re.compile(
@@ -67,16 +61,6 @@ _DATED = re.compile(
     re.DOTALL,
 )
 _DIRECTIVE = re.compile(r"%[-_0^#:]*[A-Za-z]")
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names of the field for reasoning. transformers copies it to the first two."""
-# Characters of a text that does not occur in a conversation by chance.
-_MIN_UNIQUE = 20
-Render = Callable[..., Any]
-# `role`, `content`, and other fields that a template may write.
-Message = Mapping[str, Any]
-Field = tuple[int, str]  # index of a message, and name of a field
-Span = tuple[int, int]  # start and stop of an answer
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -129,9 +113,9 @@ class ChatTemplate:
             raise DataError(
                 f"The chat template of {name} does not accept these messages: {answer['error']}."
             )
-        writes_reasoning = any(field in self._template for field in _REASONING_FIELDS)
+        writes_reasoning = any(field in self._template for field in REASONING_FIELDS)
         for _, field in answer["unwritten"]:
-            if not (writes_reasoning and field in _REASONING_FIELDS):
+            if not (writes_reasoning and field in REASONING_FIELDS):
                 raise DataError(
                     f"The chat template of {name} does not render the field {field[:_MAX_FIELD]!r} "
                     "of a message, so the model would never see it. Leave the field out."
@@ -186,10 +170,12 @@ class ChatTemplate:
         for start, end in self._find_answers(rendered):
             first = bisect_left(starts, start)
             stop = bisect_left(starts, end)
+            # To generate an answer, the prompt is encoded without the rest of the text.
             moved += self._encode(text[:start]).ids != ids[:first]
             turn_end = self._turn_end(encoding, text, first, stop)
             unended += turn_end is None
             answers.append((first, turn_end or stop))
+        # The token that begins the next turn may end an answer. After the last answer, add it.
         if answers and turn_end is None and self._added_end is not None:
             first, stop = answers[-1]
             ids = [*ids[:stop], self._added_end]
@@ -204,14 +190,16 @@ class ChatTemplate:
         """Find the start and end of each answer in a rendered text."""
         text = rendered["text"]
         spans: list[Span] = []
-        for start, same, rest, number in rendered["spans"]:
-            end = self._end_without_marks(text[:same] + rest, start) if rest else same
-            if not start <= end <= same:
+        for start, shared_end, rest, n_messages in rendered["spans"]:
+            end = shared_end
+            if rest:
+                end = self._end_without_marks(text[:shared_end] + rest, start)
+            if not start <= end <= shared_end:
                 raise DataError(
-                    f"The chat template of {self._codec.name} writes the first {number} messages "
-                    "differently when more messages follow, so the loss cannot cover all answers "
-                    "of a conversation. Set data.loss_on=last_answer to train only on the last "
-                    "answer, or set data.chat_template to another template."
+                    f"The chat template of {self._codec.name} writes the first {n_messages} "
+                    "messages differently when more messages follow, so the loss cannot cover all "
+                    "answers of a conversation. Set data.loss_on=last_answer to train only on the "
+                    "last answer, or set data.chat_template to another template."
                 )
             spans.append((start, end))
         return spans
@@ -249,10 +237,9 @@ class ChatTemplate:
             marks_start -= 1
         while marks_stop < len(ids) and is_mark(marks_stop):
             marks_stop += 1
-        for index in range(marks_start, marks_stop):
-            if ids[index] in ends:
-                return index + 1
-        for index in reversed(range(first, stop)):
+        indices = list(range(marks_start, marks_stop))
+        indices += reversed(range(first, stop))
+        for index in indices:
             if ids[index] in ends:
                 return index + 1
         return None
@@ -307,12 +294,7 @@ class ChatTemplate:
             "max_characters": _MAX_ADDED + _MAX_GROWTH * n_chars,
             "answers": answers,
         }
-        child = self._child
-        if child is None or self._owner != os.getpid() or child.poll() is not None:
-            child = _start_child()
-            self._child = child
-            self._owner = os.getpid()
-            weakref.finalize(self, _end_child, child)
+        child = self._ensure_child()
         to_child = cast("IO[bytes]", child.stdin)
         from_child = cast("IO[bytes]", child.stdout)
         try:
@@ -320,30 +302,19 @@ class ChatTemplate:
             to_child.flush()
             answer: Json = json.loads(from_child.readline())
         except (OSError, ValueError):
-            _end_child(child)
-            return {"error": f"it took more than {_MAX_SECONDS:g} s, or crashed"}
+            end_child(child)
+            return {"error": f"it took more than {MAX_SECONDS:g} s, or crashed"}
         return answer
 
-
-def _start_child() -> subprocess.Popen[bytes]:
-    """Start a child process. Of this process's environment, it gets only the module path."""
-    path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "toque.data.tokenizer.chat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
-
-
-def _end_child(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-    for pipe in (child.stdin, child.stdout):
-        # A pipe is broken if the child did not read the entire request.
-        with suppress(OSError):
-            cast("IO[bytes]", pipe).close()
+    def _ensure_child(self) -> subprocess.Popen[bytes]:
+        """Return the child of this process. If it has ended, start another child."""
+        child = self._child
+        if child is None or self._owner != os.getpid() or child.poll() is not None:
+            child = start_child()
+            self._child = child
+            self._owner = os.getpid()
+            weakref.finalize(self, end_child, child)
+        return child
 
 
 def find_template(name: str, settings: Mapping[str, Any]) -> str:
@@ -418,184 +389,3 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
         }
         template = by_name.get("default")
     return template if isinstance(template, str) else None
-
-
-def _render_conversation(
-    render: Render, request: Json, answers: list[int] | None
-) -> Json:
-    """Render a conversation. Find its answers and the fields that are missing from the text.
-
-    Args:
-        render: The transformers function that renders a chat template.
-        request: Arguments of `render`.
-        answers: Indices of the turns to find. If None, render the prompt for the next answer.
-
-    Returns:
-        The text, the fields missing from it, and a span for each answer, see `_answer_span`.
-    """
-    turns = request.pop("conversations")[0]
-
-    def text_of(messages: list[Json], *, for_answer: bool) -> str:
-        random.seed(0)  # the same choices every time, if a template makes random ones
-        arguments = {**request, "conversations": [messages]}
-        return str(render(**arguments, add_generation_prompt=for_answer)[0][0])
-
-    text = text_of(turns, for_answer=answers is None)
-    unwritten = _unwritten_fields(
-        turns, text, partial(text_of, for_answer=answers is None)
-    )
-    spans: list[tuple[int, int, str, int]] = []
-    # Templates may mark answers by {% generation %}.
-    if answers and _GENERATION.search(request["chat_template"]):
-        random.seed(0)
-        marked = render(
-            conversations=[turns], **request, return_assistant_tokens_mask=True
-        )
-        marked_spans = cast("list[Span]", marked[1][0])
-        for start, end in _marked_spans(turns, marked_spans, answers):
-            spans.append((start, end, "", 0))
-    else:
-        for n in answers or ():
-            prompt = text_of(turns[:n], for_answer=True)
-            with_answer = text
-            if n + 1 < len(turns):
-                with_answer = text_of(turns[: n + 1], for_answer=False)
-            spans.append((*_answer_span(text, prompt, with_answer), n + 1))
-    return {"text": text, "unwritten": unwritten, "spans": spans}
-
-
-def _answer_span(text: str, prompt: str, with_answer: str) -> tuple[int, int, str]:
-    """Find an answer without marks: the text that the template adds to the prompt for it.
-
-    Args:
-        text: The text of the conversation.
-        prompt: The text of the turns before the answer, with the start of an answer.
-        with_answer: The text of the turns up to the answer.
-
-    Returns:
-        The start of the answer, the end of the part that `text` and `with_answer` share, and the
-        rest of `with_answer`. An end of -1 means that the template writes the prompt in two ways.
-    """
-    shared_end = len(os.path.commonprefix([text, with_answer]))  # noqa: RUF071  # by character
-    rest = with_answer[shared_end:]
-    if not with_answer.startswith(prompt) or len(rest) > _MAX_REST:
-        return len(prompt), -1, ""
-    return len(prompt), shared_end, rest
-
-
-def _marked_spans(
-    turns: Sequence[Message], spans: list[Span], answers: list[int]
-) -> list[Span]:
-    """Select the spans of `answers` among the spans that a template marks."""
-    all_answers = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
-    if answers == all_answers:
-        return spans
-    if len(spans) == len(all_answers):
-        pairs = zip(all_answers, spans, strict=True)
-        return [span for n, span in pairs if n in answers]
-    if answers == all_answers[-1:]:
-        return spans[-1:]
-    raise ValueError(
-        f"it marks {len(spans)} parts in {len(all_answers)} answers, so the {len(answers)} answers "
-        "to train on are unclear"
-    )
-
-
-def _unwritten_fields(
-    turns: Sequence[Message], text: str, text_of: Callable[[list[Json]], str]
-) -> list[Field]:
-    """List the fields with a value that do not change the text of the turns."""
-
-    def is_written(fields: list[Field]) -> bool:
-        """Check if the text changes when these fields are removed."""
-        try:
-            return text_of(_remove_fields(turns, fields)) != text
-        except Exception:  # the template needs the field  # noqa: BLE001
-            return True
-
-    fields = [
-        (n, name)
-        for n, turn in enumerate(turns)
-        for name, value in turn.items()
-        if name not in ("role", "content")
-        and (not isinstance(value, str) or value.strip())
-    ]
-    if not fields or not is_written(fields):
-        return fields
-    unwritten: list[Field] = []
-    for name in dict.fromkeys(name for _, name in fields):
-        of_name = [field for field in fields if field[1] == name]
-        if not is_written(of_name):
-            unwritten += of_name
-        elif len(of_name) > 1:
-            # Check each field alone, except for values that need no rendering.
-            surely_written = _surely_written(turns, of_name, text)
-            others = [field for field in of_name if field not in surely_written]
-            unwritten += [field for field in others if not is_written([field])]
-    return unwritten
-
-
-def _remove_fields(turns: Sequence[Message], fields: list[Field]) -> list[Json]:
-    """Copy turns without some fields, and without other reasoning fields of equal values."""
-    removed = set(fields)
-    for n, name in fields:
-        if name in _REASONING_FIELDS:
-            value = turns[n][name]
-            removed |= {(n, t) for t in _REASONING_FIELDS if turns[n].get(t) == value}
-    return [
-        {name: value for name, value in turn.items() if (n, name) not in removed}
-        for n, turn in enumerate(turns)
-    ]
-
-
-def _surely_written(
-    turns: Sequence[Message], fields: list[Field], text: str
-) -> set[Field]:
-    """List the fields with a long value that occurs in the text as often as in the fields."""
-    values: dict[Field, str] = {}
-    for n, name in fields:
-        value = turns[n][name]
-        if isinstance(value, str) and len(value.strip()) >= _MIN_UNIQUE:
-            values[n, name] = value.strip()
-    counts = Counter(values.values())
-    return {
-        field for field, value in values.items() if text.count(value) >= counts[value]
-    }
-
-
-def _render_requests() -> None:
-    """Render templates in a child process: a line of JSON per request, and a line per answer.
-
-    The process exits when its parent exits. The kernel enforces the limits, so a template cannot
-    change them.
-    """
-    sys.modules["torch"] = None  # type: ignore[assignment]  # halves the time to start
-    # With some versions this import takes longer than a template may.
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        limit = request.pop("max_characters")
-        # Without a handler, the signal ends the process immediately.
-        signal.setitimer(signal.ITIMER_PROF, _MAX_SECONDS)
-        try:
-            answer = _render_conversation(
-                render_jinja_template, request, request.pop("answers")
-            )
-            if (n := len(answer["text"])) > limit:
-                raise ValueError(
-                    f"it writes {n:,} characters, but the limit is {limit:,}"
-                )
-        except MemoryError:
-            answer = {"error": "it needs more memory than a template may use"}
-        except Exception as error:  # an untrusted template may raise any error  # noqa: BLE001
-            words = str(error)[:_READ_ERROR].split()
-            answer = {"error": " ".join(words)[:_MAX_ERROR].rstrip(".")}
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        os.write(1, json.dumps(answer).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    _render_requests()

@@ -90,12 +90,14 @@ class Codec:
     def _set_newline(self, tokenizer_json: str) -> None:
         """Find the line-break marker, or add a marker to the tokenizer."""
         tokenizer = self._tokenizer
-        ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
-        has_newline = tokenizer.decode(ids, skip_special_tokens=False) == _PROBE
         # Id of the line-break marker. None if the vocabulary has "\n".
-        self.newline_id = None if has_newline else _newline_token(tokenizer)
+        self.newline_id: int | None = None
         self.tokenizer_json = tokenizer_json  # the content of tokenizer.json in `save`
-        if self.newline_id is None and not has_newline:
+        ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+        if tokenizer.decode(ids, skip_special_tokens=False) == _PROBE:
+            return
+        self.newline_id = _newline_token(tokenizer)
+        if self.newline_id is None:
             marker = AddedToken(NEWLINE, special=True, normalized=False)
             tokenizer.add_special_tokens([marker])
             self.newline_id = _id_of(tokenizer, NEWLINE)
@@ -298,11 +300,11 @@ class Codec:
         cached, odd = words.encode(texts)
         if not len(odd):
             return cached
-        # Replace the ids of the odd texts.
         slow = self._encode_slowly([texts[i] for i in odd.tolist()])
         lengths = np.diff(cached.ends, prepend=0)
         odd_ends = cached.ends[odd]
         odd_starts = odd_ends - lengths[odd]
+        # The parts alternate: ids before an odd text, then the wrong ids of the odd text.
         parts = np.split(cached.flat, np.column_stack([odd_starts, odd_ends]).ravel())
         parts[1::2] = np.split(slow.flat, slow.ends[:-1])
         lengths[odd] = np.diff(slow.ends, prepend=0)

@@ -81,9 +81,7 @@ def portable_files(
     if not _has_same_ids(text, codec, begin, end):
         return None
 
-    config = json.loads(codec.files()["tokenizer_config.json"])
-    if not talks:
-        config.pop("chat_template", None)
+    config = _tokenizer_config(codec, talks=talks)
     if is_for_chat:
         special = [t["content"] for t in state["added_tokens"] if t["special"]]
         others = [name for name in special if name not in config.values()]
@@ -111,15 +109,20 @@ def files_of_model(
     files = codec.files()
     portable = portable_files(codec, begin=begin, end=end, talks=talks)
     if portable is None:
-        config = json.loads(files["tokenizer_config.json"])
-        if not talks:
-            config.pop("chat_template", None)
-        files["tokenizer_config.json"] = _as_json(config)
+        files["tokenizer_config.json"] = _as_json(_tokenizer_config(codec, talks=talks))
         return {**files, **record.files()}, False
     digest = hashlib.sha256(portable["tokenizer.json"].encode()).hexdigest()
     files = {f"{FOLDER}/{name}": text for name, text in files.items()}
     record = msgspec.structs.replace(record, tokenizer_json_sha256=digest)
     return {**portable, **files, **record.files()}, True
+
+
+def _tokenizer_config(codec: Codec, *, talks: bool) -> Json:
+    """Read a codec's tokenizer_config.json, without the chat template unless `talks` is set."""
+    config: Json = json.loads(codec.files()["tokenizer_config.json"])
+    if not talks:
+        config.pop("chat_template", None)
+    return config
 
 
 def _as_json(config: Json) -> str:
@@ -167,7 +170,9 @@ def _make_ordinary(state: Json, codec: Codec) -> None:
         for token in added:
             vocab.setdefault(token["content"], token["id"])
     else:
-        shown &= _append_tokens(state, shown, codec)
+        # A token that cannot be appended stays an added token.
+        ids = _append_tokens(state, shown, codec)
+        shown &= ids
     state["added_tokens"] = [token for token in added if token["id"] not in shown]
 
 

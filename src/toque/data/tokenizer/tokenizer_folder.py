@@ -111,15 +111,16 @@ def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
         DataError: The folder has no tokenizer, or the tokenizer is damaged or malicious.
     """
     model_ends = end_ids_in(folder)
-    folder = folder if plain else tokenizer_files_in(folder)
-    path = folder / "tokenizer.json"
+    files_folder = folder if plain else tokenizer_files_in(folder)
+    path = files_folder / "tokenizer.json"
     _refuse_missing(path)
     text, tokenizer = _read_tokenizer(path)
 
-    config = _read_object(folder / "tokenizer_config.json")
-    specials = _read_object(folder / _SPECIALS_MAP) | config
+    config = _read_object(files_folder / "tokenizer_config.json")
+    specials = _read_object(files_folder / _SPECIALS_MAP) | config
     settings = {name: config[name] for name in _COPIED_SETTINGS if name in config}
-    if (chat := folder / CHAT).is_file():
+    chat = files_folder / CHAT
+    if chat.is_file():
         try:
             settings["chat_template"] = chat.read_text(encoding="utf-8")
         except (ValueError, OSError) as error:
@@ -127,14 +128,14 @@ def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
                 f"{chat} cannot be read: {error}. Download the tokenizer again."
             ) from error
     # In a store the folder is always called "tokenizer", so the settings have the name.
-    name = str(config.get("toque_name", folder.name))
+    name = str(config.get("toque_name", files_folder.name))
     settings["toque_name"] = name
     store_ends = _ids(config.get(END_IDS))
     return TokenizerFolder(
         name,
         text,
         tokenizer,
-        _find_specials(tokenizer, specials, folder),
+        _find_specials(tokenizer, specials, files_folder),
         settings,
         end_ids=(*model_ends, *store_ends),
         eos_id=store_ends[0] if store_ends else None,
@@ -383,6 +384,8 @@ def _bound_growth(side: Any) -> float:
         elif step["type"] == "Prepend":
             inserted += step["prepend"]
         else:
+            # A step of another kind may change all bytes, including inserted text. So its growth
+            # always multiplies, and later replacements are bounded separately.
             step_growth = _STEP_GROWTH if step["type"] in _GROWING_STEPS else 1.0
             if _CHARSMAP in step:
                 step_growth = _charsmap_growth(step[_CHARSMAP])

@@ -84,7 +84,6 @@ class WordTable:
         self._tokenizer = rewriter.tokenizer
         self._unk_id = rewriter.unk_id
         self._keeps_spaces = kind == "byte-level"
-        self._break_id = break_id
         # The tokenizer reads special tokens as text, but splits at other added tokens first.
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._added = [token.content for token in added if not token.special]
@@ -97,6 +96,7 @@ class WordTable:
         self._dtype = np.dtype(f"u{bits // 8}")
         self._end_id = (1 << bits) - 1
         self._odd_id = self._end_id - 1
+        self._mark_ids = self._find_mark_ids(break_id)
         self._clear()
 
     def encode(self, texts: Sequence[str]) -> tuple[Encoded, Ints]:
@@ -133,19 +133,12 @@ class WordTable:
 
     def _mark_words(self, texts: Sequence[str]) -> bytes:
         """Join the texts, with a space before every word and mark."""
-        raw = "\0".join(texts).encode()
-        if raw.count(_END) >= len(texts) or any(mark in raw for mark in _MARKS[1:]):
-            # Replace a text that contains mark bytes by a mark without a word, which is odd.
-            marks = [mark.decode() for mark in _MARKS]
-            safe = [
-                "\1" if any(mark in text for mark in marks) else text for text in texts
-            ]
-            raw = "\0".join(safe).encode()
+        joined = _join_texts(texts)
         if not self._keeps_spaces:
-            return raw.replace(b"\n", b" \n ").replace(_END, b" \0 ") + b" \0"
+            return joined.replace(b"\n", b" \n ").replace(_END, b" \0 ") + b" \0"
 
-        raw = raw.replace(b"\n\n", b" \2 \1").replace(b"\n", b" \n \1")
-        marked = _LEADS + raw.replace(_END, b" \0 \1") + b" \0"
+        marked = joined.replace(b"\n\n", b" \2 \1").replace(b"\n", b" \n \1")
+        marked = _LEADS + marked.replace(_END, b" \0 \1") + b" \0"
         if self._splits_runs and b"  " in marked:
             # GPT-2's pre-tokenizer keeps a run of white space together, except its last character,
             # so k spaces before a word give a piece of k - 1. Spaces before two line breaks would
@@ -170,15 +163,20 @@ class WordTable:
         self._table.new = []
 
         # Rewrite all words in one call, because a call per word takes several times as long.
-        texts = self._rewriter("\n".join(texts)).split("\n") if texts else []
+        rewritten = self._rewriter("\n".join(texts)).split("\n") if texts else []
         if self._keeps_spaces:
-            texts = [self._with_space(*pair) for pair in zip(words, texts, strict=True)]
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        for word, text, encoding in zip(words, texts, encodings, strict=True):
+            pairs = zip(words, rewritten, strict=True)
+            rewritten = [self._with_space(word, text) for word, text in pairs]
+        encodings = self._tokenizer.encode_batch_fast(
+            rewritten, add_special_tokens=False
+        )
+        for word, text, encoding in zip(words, rewritten, encodings, strict=True):
             is_odd = self._keeps_spaces and not text
             self._fill(word, [self._odd_id] if is_odd else encoding.ids)
-            if self._unk_id in encoding.ids and (lost := self._rewriter.lost([text])):
-                self._lossy[word] = lost
+            if self._unk_id in encoding.ids:
+                lost = self._rewriter.lost([text])
+                if lost:
+                    self._lossy[word] = lost
 
     def _with_space(self, word: bytes, text: str) -> str:
         """Put the space before a word that belongs to it, or return "" for an odd word."""
@@ -203,27 +201,48 @@ class WordTable:
             return True  # a combining mark folds with the space before it
         return any(content in text for content in self._added)
 
-    def _clear(self) -> None:
-        """Empty the cache, except for the marks."""
-        self._lossy: dict[bytes, Counter[str]] = {}
-        self._table = _Table()
-        if self._break_id is not None:
-            breaks = [self._break_id]
+    def _find_mark_ids(self, break_id: int | None) -> dict[bytes, list[int]]:
+        """Find the ids of marks, line breaks, and the empty word between two spaces."""
+        if break_id is not None:
+            breaks = [break_id]
         elif self._keeps_spaces:
             breaks = self._tokenizer.encode("\n", add_special_tokens=False).ids
         else:
             breaks = [self._odd_id]
+
         empty_word: list[int] = []
         if self._splits_runs:
             empty_word = self._tokenizer.encode(" ", add_special_tokens=False).ids
         elif self._keeps_spaces:
             empty_word = [self._odd_id]
-        self._fill(b"", empty_word)
-        self._fill(_LEADS, [self._odd_id])
-        self._fill(_END, [self._end_id])
-        self._fill(b"\n", breaks)
-        self._fill(_BREAKS, breaks * 2)
+        return {
+            b"": empty_word,
+            _LEADS: [self._odd_id],
+            _END: [self._end_id],
+            b"\n": breaks,
+            _BREAKS: breaks * 2,
+        }
+
+    def _clear(self) -> None:
+        """Empty the cache, except for the marks."""
+        self._lossy: dict[bytes, Counter[str]] = {}
+        self._table = _Table()
+        for mark, ids in self._mark_ids.items():
+            self._fill(mark, ids)
+        # `_learn` must not encode the marks, which the table has recorded as new words.
         self._table.new = []
+
+
+def _join_texts(texts: Sequence[str]) -> bytes:
+    """Join texts with end marks. A text that contains a mark becomes a mark without a word."""
+    joined = "\0".join(texts).encode()
+    has_other_marks = any(mark in joined for mark in _MARKS[1:])
+    if joined.count(_END) < len(texts) and not has_other_marks:
+        return joined
+    # A mark without a word is odd, so these texts are encoded without the cache.
+    marks = [mark.decode() for mark in _MARKS]
+    safe = ["\1" if any(mark in text for mark in marks) else text for text in texts]
+    return "\0".join(safe).encode()
 
 
 def kind_of(tokenizer_json: str) -> Kind | None:

@@ -179,19 +179,24 @@ class Constraint:
 
     def read(self, answer: Sequence[int]) -> None:
         """Read the answer's tokens since the last call."""
-        while self._n_read < len(answer) and not self.update_fault():
-            self.matcher.consume_token(answer[self._n_read])
+        for token in answer[self._n_read :]:
+            if self.update_fault():
+                return
+            self.matcher.consume_token(token)
             self._n_read += 1
-            if self.form is None or not self.matcher.is_accepting():
-                continue
-            try:
+            if self.form is not None and self.matcher.is_accepting():
                 part = answer[self._part_start : self._n_read]
-                pattern = self.form.send(self.compiler.codec.decode(part))
-            except StopIteration:
-                self.form = None
-            else:
-                self.matcher = self.compiler.create_matcher(pattern, continues=True)
-                self._part_start = self._n_read
+                self._start_next_part(self.form, self.compiler.codec.decode(part))
+
+    def _start_next_part(self, form: Form, text: str) -> None:
+        """Match the part of the form after a part with this text, if there is one."""
+        try:
+            pattern = form.send(text)
+        except StopIteration:
+            self.form = None
+        else:
+            self.matcher = self.compiler.create_matcher(pattern, continues=True)
+            self._part_start = self._n_read
 
     def update_fault(self) -> str:
         """Update `fault` from the matcher, and return it."""

@@ -95,6 +95,7 @@ def generate(
         raise ConfigError(
             f"{argument('max_new_tokens')} is missing; it must be at least 1."
         )
+    _check_tokens(core, prompts, places)
     limits = _limit_answers(core, prompts, options.max_new_tokens, places)
     # 0 requests the log-probability of the generated token only.
     n_top_logprobs = None if on_logprob is None else 0
@@ -271,8 +272,8 @@ def _choose_n_rows(
     """Choose the number of rows of a batch. The default divides the orders into equal batches."""
     if batch_rows is not None:
         return min(batch_rows, len(orders))
-    device_limit = MAX_ROWS["cuda" if core.device.type == "cuda" else "cpu"]
-    max_rows = min(device_limit, _count_affordable_rows(core, orders, columns))
+    affordable_rows = _count_affordable_rows(core, orders, columns)
+    max_rows = min(MAX_ROWS[core.device.type], affordable_rows)
     n_batches = -(-len(orders) // max_rows)
     return -(-len(orders) // n_batches)  # 150 + 150 for 300 orders, not 160 + 140
 
@@ -283,9 +284,8 @@ def _count_affordable_rows(
     """Compute the number of rows that fit into the fraction BESIDE_TRAINING of the free memory."""
     layers, heads, size = cache_shape(core)
     if family_of(core.config).is_encoder_decoder:
-        columns += max(
-            len(order.prompt) for order in orders
-        )  # keys and values of the cross-attention
+        # The cross-attention has keys and values of the prompt.
+        columns += max(len(order.prompt) for order in orders)
     # A buffer that grows is up to a quarter larger than its content.
     allocated_columns = columns * 5 // 4 + SPARE
     column_bytes = 2 * layers * heads * size * cache_dtype(core).itemsize
@@ -301,16 +301,13 @@ def _name_of(number: int, places: Sequence[str]) -> str:
     return f"The prompt at {places[number]}" if places else f"Prompt {number + 1}"
 
 
-def _limit_answers(
-    core: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    places: Sequence[str],
-) -> list[int]:
-    """Compute the maximum number of new tokens per prompt.
+def _check_tokens(
+    core: PreTrainedModel, prompts: Sequence[Sequence[int]], places: Sequence[str]
+) -> None:
+    """Check the token ids of prompts.
 
     Raises:
-        ConfigError: A prompt is empty or too long, or has ids that are not in the vocabulary.
+        ConfigError: A prompt is empty, or has ids that are not in the vocabulary.
     """
     for number, prompt in enumerate(prompts):
         if not prompt:
@@ -327,6 +324,18 @@ def _limit_answers(
             "the tokenizer that the model was trained with."
         )
 
+
+def _limit_answers(
+    core: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    places: Sequence[str],
+) -> list[int]:
+    """Compute the maximum number of new tokens per prompt.
+
+    Raises:
+        ConfigError: A prompt is too long.
+    """
     context_length = max_positions(core.config)
     if context_length is None or family_of(core.config).is_encoder_decoder:
         return [max_new_tokens for _ in prompts]

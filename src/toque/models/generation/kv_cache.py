@@ -216,41 +216,29 @@ class AttentionWindow:
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Compute attention for these rows of a query [n, H * G, d] and a layer's buffers."""
+        """Compute softmax(scale * q @ k.T + mask) @ v for one token per row, [n, H * G * d].
+
+        The query [n, H * G, d] and the layer's buffers contain all rows.
+        """
         query = query[self.rows]
         if self.gather is not None:
             return self.gather.attend(query, keys, values, self.mask, scale)
         keys = keys[self.rows, :, self.columns]
         values = values[self.rows, :, self.columns]
-        return _attend(query, keys, values, self.mask, scale, self.cap)
 
-
-def _attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    cap: float | None,
-) -> Tensor:
-    """Compute softmax(scale * q @ k.T + mask) @ v for one token per row, [n, H * G * d].
-
-    Queries are [n, H * G, d], keys and values [n, H, K, d]. The mask is [n or 1, H or 1, 1, K].
-    With a cap c, scores s become c * tanh(s / c) before the mask.
-    """
-    n, heads, _, size = keys.shape
-    # Query heads with shared keys become several queries at one position, so that keys and values
-    # need not be repeated.
-    grouped = query.to(keys.dtype).reshape(n, heads, -1, size).contiguous()
-    if keys.device.type != "cpu" and cap is None:
+        n, heads, _, size = keys.shape
+        # Query heads with shared keys become several queries at one position, so that keys and
+        # values need not be repeated.
+        grouped = query.to(keys.dtype).reshape(n, heads, -1, size).contiguous()
+        mask = self.mask
+        if keys.device.type == "cpu" or self.cap is not None:
+            return _attend_by_matmuls(grouped, keys, values, mask, scale, self.cap)
         if mask is not None:
             mask = mask.expand(n, -1, grouped.shape[2], -1)
         output = functional.scaled_dot_product_attention(
             grouped, keys, values, mask, scale=scale
         )
         return output.reshape(n, -1)
-
-    return _attend_by_matmuls(grouped, keys, values, mask, scale, cap)
 
 
 def _attend_by_matmuls(
@@ -261,7 +249,10 @@ def _attend_by_matmuls(
     scale: float,
     cap: float | None,
 ) -> Tensor:
-    """Compute `_attend` for queries [n, H, G, d] with two plain matmuls.
+    """Compute `AttentionWindow.attend` for queries [n, H, G, d] with two plain matmuls.
+
+    Keys and values are [n, H, K, d]. The mask is [n or 1, H or 1, 1, K]. With a cap c, scores s
+    become c * tanh(s / c) before the mask.
 
     On a CPU, almost all time is spent on reading keys and values. PyTorch's fused kernel for many
     queries is slower (5.2 ms instead of 4.2 ms for 64 rows, 6 heads, 180 columns).
@@ -494,15 +485,13 @@ class KVCache:
         old_buffers = list(self._buffers())
         self._layers = []
         for device in self.devices:
-            keys: Columns | Tiles
-            values: Columns | Tiles
             if self._gathers:
-                keys = Tiles(shape, keys=True)
-                values = Tiles(shape, keys=False)
+                tiles = (Tiles(shape, keys=True), Tiles(shape, keys=False))
+                self._layers.append(tiles)
             else:
                 keys = Columns(shape, self._dtype, device)
                 values = Columns(shape, self._dtype, device)
-            self._layers.append((keys, values))
+                self._layers.append((keys, values))
         # The first allocation has no old buffers.
         for new, old in zip(self._buffers(), old_buffers, strict=False):
             new.copy_from(old.data, len(self.starts), source, start)

@@ -202,6 +202,7 @@ class LiveRows:
         logprobs: list[Logprobs] = [_NO_LOGPROBS]
         for part in torch.split(hidden, self._max_rows):  # the rows of the buffer
             distributions = self._logits(part).float().log_softmax(-1)
+            # The tokens after this part belong to the next parts.
             next_tokens = ids[len(logprobs) :]
             for logs, token in zip(distributions, next_tokens, strict=False):
                 logprobs.append((float(logs[token]), _most_likely(logs, n_top)))

@@ -223,9 +223,8 @@ class Int8Argmax:
         """
         products, steps, errors = self._bound_logits(hidden)
         block_tops = products.amax(-1).to(hidden.dtype).mul_(steps)  # [n, B]
-        floor = (block_tops - errors).amax(
-            1, keepdim=True
-        )  # largest lower bound [n, 1]
+        # Largest lower bound of each row, [n, 1].
+        floor = (block_tops - errors).amax(1, keepdim=True)
         is_candidate = block_tops + errors >= floor
         max_blocks = MAX_CANDIDATE_BLOCKS * is_candidate.shape[1]
         has_too_many = is_candidate.sum(1) > max_blocks

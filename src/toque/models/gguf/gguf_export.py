@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import gguf
 import numpy as np
@@ -86,9 +86,8 @@ class ExportedGguf:
     unnamed_ends: int = 0  # end tokens of the source that the file cannot name
     # Names of weights in float32, because they exceed the range of the type.
     widened: tuple[str, ...] = ()
-    composes: bool = (
-        False  # whether the source's tokenizer composes letters (Unicode NFC)
-    )
+    composes: bool = False
+    """True if the source's tokenizer composes letters (Unicode NFC)."""
 
     def __str__(self) -> str:
         """Describe the file and the comparison."""
@@ -201,11 +200,12 @@ def _round_weights(model: PreTrainedModel, kind: str) -> list[str]:
     """Round a model's weights to their values in a file. Return the names that stay float32."""
     widened = []
     for stored in stored_weights(model):
-        data, stored_type, shape = _quantise(stored, kind)
-        expected_type = _type_of(stored, kind, shape)
-        if stored_type == _Type.F32 and expected_type != stored_type:
+        data = _quantise(stored, kind)
+        expected_type = _type_of(stored, kind, data.shape)
+        if data.stored_type == _Type.F32 and expected_type != data.stored_type:
             widened.append(stored.name)
-        replace_weight(stored, gguf.dequantize(data, stored_type), shape)
+        rounded = gguf.dequantize(data.array, data.stored_type)
+        replace_weight(stored, rounded, data.shape)
     return widened
 
 
@@ -257,8 +257,8 @@ def write_gguf(
         rows = int(config.vocab_size)
         write_vocabulary(writer, tokenizer_json, tokens, rows=rows)
         for stored in stored_weights(model):
-            data, stored_type, _ = _quantise(stored, kind)
-            writer.add_tensor(stored.name, data, raw_dtype=stored_type)
+            data = _quantise(stored, kind)
+            writer.add_tensor(stored.name, data.array, raw_dtype=data.stored_type)
         if (frequencies := rotary_frequencies(model)) is not None:
             scaled, unscaled = frequencies
             writer.add_tensor(_ROTARY, (unscaled / scaled).numpy())
@@ -345,10 +345,17 @@ def _write_t5_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_decoder_start_token_id(config.decoder_start_token_id)
 
 
-def _quantise(
-    stored: StoredWeight, kind: str
-) -> tuple[NDArray[Any], Any, Sequence[int]]:
-    """Return a weight's data in a file, its type, and its shape before quantisation.
+class _FileData(NamedTuple):
+    """Data of a weight in a file."""
+
+    array: NDArray[Any]
+    stored_type: Any
+    shape: Sequence[int]
+    """Shape of the weight before quantisation."""
+
+
+def _quantise(stored: StoredWeight, kind: str) -> _FileData:
+    """Convert a weight to its data in a file.
 
     Weights with values beyond the type's range stay float32.
 
@@ -365,7 +372,8 @@ def _quantise(
     stored_type = _type_of(stored, kind, weight.shape)
     if largest > _LARGEST.get(stored_type, torch.finfo(torch.float16).max):
         stored_type = _Type.F32
-    return gguf.quantize(weight.numpy(), stored_type), stored_type, weight.shape
+    array = gguf.quantize(weight.numpy(), stored_type)
+    return _FileData(array, stored_type, weight.shape)
 
 
 def _type_of(stored: StoredWeight, kind: str, shape: Sequence[int]) -> Any:

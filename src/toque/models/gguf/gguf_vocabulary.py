@@ -72,6 +72,11 @@ _NO_BOS: Final = "{%- set bos_token = '' -%}"
 # llama.cpp does not compose letters. This changes only texts with decomposed letters.
 _COMPOSING: Final = "NFC"
 _BLANK: Final = "▁"  # SentencePiece's symbol for a blank
+_REPLACES_BLANKS: Final = {
+    "type": "Replace",
+    "pattern": {"String": " "},
+    "content": _BLANK,
+}
 
 
 @dataclass(frozen=True)
@@ -103,26 +108,23 @@ def write_vocabulary(
     state = json.loads(tokenizer_json)
     model = state["model"]
     steps = {step["type"]: step for step in _flatten(state["pre_tokenizer"])}
+    is_bpe = model["type"] == "BPE"
     scores: list[float] | None = None
     if model["type"] == "Unigram":
-        pieces = {number: piece for number, (piece, _) in enumerate(model["vocab"])}
         scores = [score for _, score in model["vocab"]]
         scores += itertools.repeat(_UNUSED_SCORE, rows - len(scores))
         _write_unigram(writer, state)
+    elif is_bpe and "ByteLevel" in steps:
+        _write_byte_level_bpe(writer, tokenizer_json, state, steps["ByteLevel"])
+    elif is_bpe and model.get("byte_fallback"):
+        scores = _merge_scores(model, rows)
+        _write_sentencepiece_bpe(writer, state)
     else:
-        pieces = {number: piece for piece, number in model["vocab"].items()}
-        if model["type"] == "BPE" and "ByteLevel" in steps:
-            _write_byte_level_bpe(writer, tokenizer_json, state, steps["ByteLevel"])
-        elif model["type"] == "BPE" and model.get("byte_fallback"):
-            scores = _merge_scores(model, rows)
-            writer.add_tokenizer_model("llama")
-            writer.add_tokenizer_pre("default")
-            writer.add_add_space_prefix(_begins_with_blank(state))
-        else:
-            cut = ", ".join(steps) or "whole texts"
-            raise _unsupported(f"{model['type']} over {cut}")
+        cut = ", ".join(steps) or "whole texts"
+        raise _unsupported(f"{model['type']} over {cut}")
 
     has_bytes = bool(model.get("byte_fallback"))
+    pieces = _pieces_by_id(model)
     tokens, types = _list_tokens(
         pieces, state["added_tokens"], prompt_tokens, rows=rows, has_bytes=has_bytes
     )
@@ -131,6 +133,13 @@ def write_vocabulary(
     if scores is not None:
         writer.add_token_scores(scores)
     _write_prompt_tokens(writer, prompt_tokens)
+
+
+def _pieces_by_id(model: Mapping[str, Any]) -> dict[int, str]:
+    vocabulary = model["vocab"]
+    if model["type"] == "Unigram":
+        return {number: piece for number, (piece, _) in enumerate(vocabulary)}
+    return {number: piece for piece, number in vocabulary.items()}
 
 
 def _write_prompt_tokens(writer: gguf.GGUFWriter, tokens: PromptTokens) -> None:
@@ -180,10 +189,11 @@ def _flatten(step: Any) -> Iterator[dict[str, Any]]:
     if step is None:
         return
     inner = step.get("pretokenizers") or step.get("normalizers")
-    for each in inner or ():
-        yield from _flatten(each)
     if not inner:
         yield step
+        return
+    for each in inner:
+        yield from _flatten(each)
 
 
 def composes_letters(tokenizer_json: str) -> bool:
@@ -213,27 +223,24 @@ def _write_unigram(writer: gguf.GGUFWriter, state: Mapping[str, Any]) -> None:
             raise _unsupported(f"Unigram after the normalizer {kind}")
 
 
-def _begins_with_blank(state: Mapping[str, Any]) -> bool:
-    """True if a SentencePiece BPE adds a blank before a text.
+def _write_sentencepiece_bpe(writer: gguf.GGUFWriter, state: Mapping[str, Any]) -> None:
+    """Write the kind of tokenizer, and whether it adds a blank before a text.
 
     Raises:
         ConfigError: The tokenizer has steps that llama.cpp does not have.
     """
-    replaces_blanks = {
-        "type": "Replace",
-        "pattern": {"String": " "},
-        "content": _BLANK,
-    }
     adds_blank = False
     for step in _flatten(state["normalizer"]):
         if step["type"] == "Prepend" and step["prepend"] == _BLANK:
             adds_blank = True
-        elif step != replaces_blanks:
+        elif step != _REPLACES_BLANKS:
             raise _unsupported(f"SentencePiece BPE after the normalizer {step['type']}")
     for step in _flatten(state["pre_tokenizer"]):
         if step["type"] == "Metaspace":
             adds_blank |= step.get("prepend_scheme", "always") != "never"
-    return adds_blank
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_add_space_prefix(adds_blank)
 
 
 def _find_pre_tokenizer(tokenizer_json: str, state: Mapping[str, Any]) -> str:

@@ -75,19 +75,17 @@ def device_map(
     Returns:
         Device of each part; None if the memory is too small.
     """
-    first, *_ = memory
-    placed = dict.fromkeys(parts.rest, first)
-    free = memory[first] - sum(parts.rest.values())
+    device, *remaining = memory
+    placed = dict.fromkeys(parts.rest, device)
+    free = memory[device] - sum(parts.rest.values())
     if free < 0:
         return None
-    remaining = iter(memory)
-    device = next(remaining)
     for name, n_bytes in parts.blocks.items():
         while free < n_bytes:
-            next_device = next(remaining, None)
-            if next_device is None:
+            if not remaining:
                 return None
-            device, free = next_device, memory[next_device]
+            device = remaining.pop(0)
+            free = memory[device]
         free -= n_bytes
         placed[name] = device
     return placed
@@ -112,7 +110,8 @@ def placement_of(
             continue
         fits_on_one = dtype == torch.float32 and len(set(placed.values())) == 1
         return None if fits_on_one else Placement(placed, dtype)
-    needed, free = parts.bytes / 1e9, sum(memory.values()) / 1e9
+    needed = parts.bytes / 1e9  # in bf16, the last precision
+    free = sum(memory.values()) / 1e9
     names = ", ".join(map(str, memory))
     raise ConfigError(
         f"{checked.folder} needs {needed:.1f} GB in bf16, but {names} have {free:.1f} GB for "

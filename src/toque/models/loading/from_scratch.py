@@ -21,6 +21,7 @@ from transformers import (
 from transformers.activations import NewGELUActivation
 
 from toque.errors import CheckpointError, ConfigError, ToqueError, nearest_hint
+from toque.models.config_values import head_size
 from toque.models.families import FAMILIES, Family, family_of, may_be_supported
 from toque.models.loading.model_folder import (
     allowed_share,
@@ -149,8 +150,7 @@ def _check_rotary_columns(config: Any) -> None:
     rotary: Mapping[str, Any] | None = getattr(config, "rope_parameters", None)
     if rotary is None:
         return
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = head_size(config)
     rotated = int(width * rotary.get("partial_rotary_factor", 1.0))
     if rotated > width:
         raise ConfigError(
@@ -159,9 +159,9 @@ def _check_rotary_columns(config: Any) -> None:
         )
     if rotated % 2 or not rotated:
         raise ConfigError(
-            f"model.shape gives each of {heads} heads {width} dimensions, and RoPE would rotate "
-            f"{rotated} of them. This number must be even and positive. Use fewer heads or a "
-            "larger hidden_size."
+            f"model.shape gives each of {config.num_attention_heads} heads {width} dimensions, and "
+            f"RoPE would rotate {rotated} of them. This number must be even and positive. Use "
+            "fewer heads or a larger hidden_size."
         )
 
 
@@ -186,9 +186,10 @@ def outline_of(folder: Path) -> PreTrainedModel:
     config = config_in(folder)
     family = family_of(config)
     has_own_head = family.name == "t5" and not config.tie_word_embeddings
-    # The output head is the only separate table of a T5. Untied, transformers would also give
-    # encoder and decoder their own embeddings.
-    config.tie_word_embeddings |= has_own_head
+    if has_own_head:
+        # The output head is the only separate table of a T5. Untied, transformers would also give
+        # encoder and decoder their own embeddings.
+        config.tie_word_embeddings = True
     model = construct(family, config)
     if has_own_head:
         give_own_head(model)

@@ -247,9 +247,8 @@ def stored_weights(folder: Path) -> StoredWeights:
     """Check the weight files of a model folder. Raise a CheckpointError if one is damaged."""
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    missing = (
-        f", and {folder / _INDEX} names it."  # ends the error about a missing file
-    )
+    # End of the error about a missing file.
+    missing = f", and {folder / _INDEX} names it."
     for file in _weight_files(folder):
         with open_weights(file, missing=missing) as tensors:
             for name in tensors.keys():  # noqa: SIM118  # not a mapping

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -333,6 +333,7 @@ def _read_parameters(
     for key, names in names_by_id.items():
         candidates = (stored.name_of(name, prefix) for name in names)
         stored_names = [name for name in candidates if name is not None]
+        # The set is empty if none of the names is in the files.
         if {stored.shapes[name] for name in stored_names} != {shapes[key]}:
             return None
         if names[0] in matrices:
@@ -351,6 +352,15 @@ def matrix_of(checked: CheckedFolder, model: PreTrainedModel, parameter: str) ->
     name = checked.stored.name_of(parameter, model.base_model_prefix)
     assert name is not None  # `load_frame` checks the names
     return checked.stored.float32(name)
+
+
+class NeededMemory(NamedTuple):
+    """Bytes that a base with adapters needs."""
+
+    on_gpu: int
+    """Bytes on the GPU after loading. 0 on a CPU."""
+    on_cpu: int
+    """Largest number of bytes in CPU memory while loading."""
 
 
 @dataclass(frozen=True)
@@ -378,8 +388,9 @@ class AdaptedBase:
         Returns:
             The model, and the hash of its base.
         """
-        dtype, quantised = frozen_format.dtype, frozen_format.quantised
-        form = quantised and form_named(quantised)
+        dtype = frozen_format.dtype
+        quantised = frozen_format.quantised
+        form = None if quantised is None else form_named(quantised)
         frame = self._frame
         if frame is None:
             model = load_model(str(self.checked.folder))
@@ -395,10 +406,10 @@ class AdaptedBase:
         refuse_wrong_forward(frame)
         return frame, base_hash
 
-    def needed(
-        self, frozen_format: FrozenFormat, device: torch.device
-    ) -> tuple[int, int]:
-        """Compute the bytes on a GPU after loading, and in CPU memory while loading."""
+    def needed(self, frozen_format: FrozenFormat, device: torch.device) -> NeededMemory:
+        """Compute the memory that loading needs."""
+        quantised = frozen_format.quantised
+        form = None if quantised is None else Outlined(quantised)
         model = build_outline(self.checked)
         with torch.device("meta"):
             self.add(model)
@@ -410,17 +421,18 @@ class AdaptedBase:
                 p.nbytes for name, p in model.named_parameters() if is_added(name)
             )
             extra += 2 * max(p.nbytes for p in model.parameters())
-            quantised = frozen_format.quantised
-            hold_frozen(model, frozen_format.dtype, quantised and Outlined(quantised))
+            hold_frozen(model, frozen_format.dtype, form)
         in_format = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
 
-        on_cpu = device.type == "cpu"
-        on_gpu = 0 if on_cpu else in_format
+        is_on_cpu = device.type == "cpu"
+        on_gpu = 0 if is_on_cpu else in_format
         if self._frame is None:
-            return on_gpu, in_float32 + extra
-        return on_gpu, extra + (in_format if on_cpu else without_matrices)
+            return NeededMemory(on_gpu, in_float32 + extra)
+        return NeededMemory(
+            on_gpu, extra + (in_format if is_on_cpu else without_matrices)
+        )
 
-    def fitting(
+    def choose_format(
         self, formats: Sequence[FrozenFormat], device: torch.device
     ) -> FrozenFormat:
         """Return the first format that fits in the free memory.
@@ -467,8 +479,9 @@ def formats_in_use(
     memory.
     """
     recorded = {recorded_format(adapter) or otherwise for adapter in adapters}
-    recorded = recorded or {otherwise}
-    trained = recorded.pop() if len(recorded) == 1 else None
+    trained = otherwise
+    if recorded:
+        trained = recorded.pop() if len(recorded) == 1 else None
     if device.type != "cpu" and trained not in (None, PLAIN):
         return [trained]
 
@@ -519,7 +532,7 @@ def load_with_adapters(
 
     read_whole = read_whole or any(config.use_dora for config in configs)
     adapted = AdaptedBase(check_folder(str(base_path)), add, read_whole)
-    frozen_format = adapted.fitting(formats, device)
+    frozen_format = adapted.choose_format(formats, device)
     model, base_hash = adapted.placed(frozen_format, device)
     for folder in folders:
         refuse_another_base(folder, lambda: base_hash)

@@ -319,11 +319,8 @@ def _find_unsupported_tensor(weights: Path, config: dict[str, Any]) -> str:
     ]
     if not unsupported:
         return ""
-    causes = {
-        name: config[name]
-        for name in ("modules_to_save", "bias")
-        if (config.get(name) or "none") != "none"
-    }
+    settings = {name: config.get(name) for name in ("modules_to_save", "bias")}
+    causes = {n: value for n, value in settings.items() if value and value != "none"}
     cause = "an embedding or the output head among target_modules"
     if causes:
         cause = _join_settings(causes)

@@ -139,8 +139,7 @@ def _resolve_targets(
         return existing
     names: Sequence[str] = setting
     if setting == "auto":
-        suitable = (names for names in _OTHER_ATTENTION if set(names) <= set(existing))
-        names = _ATTENTION.get(family_of(model.config).name) or next(suitable, existing)
+        names = _default_targets(model, existing)
     unknown = [name for name in names if name not in existing]
     if unknown:
         raise ConfigError(
@@ -149,6 +148,17 @@ def _resolve_targets(
             f"{', '.join(existing)}, auto or all."
         )
     return list(names)
+
+
+def _default_targets(model: PreTrainedModel, existing: Sequence[str]) -> Sequence[str]:
+    """Return the names of the attention layers, or all names if they are not known."""
+    family = family_of(model.config).name
+    if family in _ATTENTION:
+        return _ATTENTION[family]
+    for names in _OTHER_ATTENTION:
+        if set(names) <= set(existing):
+            return names
+    return existing
 
 
 def _token_tables(

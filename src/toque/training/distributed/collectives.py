@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
 import torch
@@ -44,6 +44,13 @@ _RESTART_ADVICE: Final = (
     f" torchrun --max-restarts=3, or `toque train` with {argument('gpus')}, restarts it "
     "automatically."
 )
+
+
+class _RankProcess(NamedTuple):
+    """Process of a rank."""
+
+    name: str
+    is_alive: bool = True
 
 
 @dataclass(frozen=True)
@@ -94,19 +101,20 @@ class RankFailures:
         The error has the exit code of the rank that ended first, if that rank recorded it.
         """
         reason = next(iter(str(cause).strip().splitlines()), repr(cause))
-        code = RankLost.exit_code
+        first_code: int | None = None
         try:
             self.store.set(f"waiting/{self.rank}", "")
-            problem = (
-                self._missing_ranks() or f"A collective of all ranks failed: {reason}"
-            )
-            if self.store.check(["ended"]):
-                problem = "Another rank ended first. Its message has the reason"
-                code = int(self.store.get("ended").split()[1])
+            missing = self._describe_missing_ranks()
+            first_code = self._first_exit_code()
         except RuntimeError:
             problem = (
                 "The store of the ranks is gone, so rank 0 or its torchrun has ended"
             )
+        else:
+            problem = missing or f"A collective of all ranks failed: {reason}"
+            if first_code is not None:
+                problem = "Another rank ended first. Its message has the reason"
+
         timeout = ""
         if "timed out" in reason.lower() or "timeout" in reason.lower():
             timeout = f" The others waited {self.timeout_seconds:g} s for it (TOQUE_RANK_TIMEOUT)."
@@ -115,10 +123,17 @@ class RankFailures:
             f"{problem}.{timeout} All ranks stop. The last checkpoint is intact, and the same "
             f"command continues from it.{advice}"
         )
-        error.exit_code = code
+        if first_code is not None:
+            error.exit_code = first_code
         return error
 
-    def _missing_ranks(self) -> str:
+    def _first_exit_code(self) -> int | None:
+        """Return the exit code of the rank that ended first. None if no rank recorded its end."""
+        if not self.store.check(["ended"]):
+            return None
+        return int(self.store.get("ended").split()[1])
+
+    def _describe_missing_ranks(self) -> str:
         """List the ranks that have ended. If all are alive, list the ranks that do not answer.
 
         Wait a few seconds for answers. Return "" if all ranks answer.
@@ -129,19 +144,19 @@ class RankFailures:
             silent = [
                 rank for rank in others if not self.store.check([f"waiting/{rank}"])
             ]
-            processes = [self._describe_process(rank) for rank in silent]
+            processes = [self._find_process(rank) for rank in silent]
             # A silent rank may not have noticed the failure yet, so name ended ranks if possible.
-            ended = [f"{name} is gone" for name, is_alive in processes if not is_alive]
+            ended = [f"{each.name} is gone" for each in processes if not each.is_alive]
             if ended:
                 return "; ".join(ended) + ": killed, or out of memory"
             if not silent or time.monotonic() > deadline:
-                return "; ".join(f"{name} does not answer" for name, _ in processes)
+                return "; ".join(f"{each.name} does not answer" for each in processes)
             time.sleep(0.05)
 
-    def _describe_process(self, rank: int) -> tuple[str, bool]:
-        """Return a description of a rank, and False if its process on this machine has ended."""
+    def _find_process(self, rank: int) -> _RankProcess:
+        """Look up the process of a rank. A process on another machine counts as alive."""
         if not self.store.check([f"process/{rank}"]):
-            return f"Rank {rank}", True
+            return _RankProcess(f"Rank {rank}")
         pid, host = json.loads(self.store.get(f"process/{rank}"))
         is_alive = True
         if host == socket.gethostname():
@@ -149,7 +164,7 @@ class RankFailures:
                 is_alive = psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
             except psutil.Error:
                 is_alive = False
-        return f"Rank {rank} (process {pid} on {host})", is_alive
+        return _RankProcess(f"Rank {rank} (process {pid} on {host})", is_alive)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class Replicated(DataParallel):
         self._ddp.register_comm_hook(None, lambda _, bucket: _sum_bucket(bucket))
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """Split this rank's rows. There is at least one part, because all ranks must all-reduce."""
+        """Start an attempt with at least one part, because all ranks must all-reduce."""
         self._exchanging = False
         return batch.split(rows) or [batch.unlabelled()]
 

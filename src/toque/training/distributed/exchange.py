@@ -130,12 +130,21 @@ def exchange_of(
         # loop reduces the loss. Each of these numbers has 4 bytes.
         n_flags = len(trained) + 1
         reduced = sum(p.nbytes for p in trained) + 4 * (1 + n_flags + 1)
-        return Exchange(strategy, ranks, micro_batches, 0, 0, reduced)
+        return Exchange(
+            strategy, ranks, micro_batches, gathered=0, scattered=0, reduced=reduced
+        )
+
     groups = groups_of(model, ranks, dtype)
     # Each group is gathered for the forward pass and again for the backward pass. Only the root
     # stays gathered.
     gathered = 2 * sum(g.gathered for g in groups) - groups[-1].gathered
     scattered = sum(g.gradients for g in groups)
     reduced = 4 * (1 + len(trained))  # the loss, and the norm of each gradient
-    n = micro_batches
-    return Exchange(strategy, ranks, n, n * gathered, n * scattered, reduced)
+    return Exchange(
+        strategy,
+        ranks,
+        micro_batches,
+        gathered=micro_batches * gathered,
+        scattered=micro_batches * scattered,
+        reduced=reduced,
+    )

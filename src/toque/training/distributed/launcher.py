@@ -207,6 +207,7 @@ class LaunchedRanks:
             RankLost: Ranks were killed, and no rank has reported it.
         """
         codes = [code for code in self._codes.values() if code != 0]
+        # An error that a retry does not fix is the cause of all other ends.
         for code in codes:
             if code in _NO_RETRY_CODES:
                 return code
@@ -217,6 +218,7 @@ class LaunchedRanks:
                 f"{message}, possibly because memory ran out (see `dmesg`). All ranks stop. The "
                 "last checkpoint is intact, and the same command continues from it."
             )
+        # Ranks that were interrupted, or killed by the launcher, do not have the cause.
         for code in codes:
             if code > 0 and code != Interrupted.exit_code:
                 return code

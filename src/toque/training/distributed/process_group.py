@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -177,17 +177,18 @@ def refuse_different_ranks(ranks: Ranks, facts: Mapping[str, str]) -> None:
     Raises:
         ConfigError: The facts differ. The message lists the values by host and rank.
     """
-    facts_of_ranks = ranks.all_gather((socket.gethostname(), dict(facts)))
+    gathered = ranks.all_gather((socket.gethostname(), dict(facts)))
+    hosts = [host for host, _ in gathered]
     differences = []
     for name in facts:
-        hosts_by_value: dict[str, dict[str, list[str]]] = {}
-        for rank, (host, rank_facts) in enumerate(facts_of_ranks):
-            hosts = hosts_by_value.setdefault(rank_facts.get(name, "unknown"), {})
-            hosts.setdefault(host, []).append(str(rank))
-        if len(hosts_by_value) > 1:
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, (_, rank_facts) in enumerate(gathered):
+            value = rank_facts.get(name, "unknown")
+            ranks_by_value.setdefault(value, []).append(rank)
+        if len(ranks_by_value) > 1:
             values = [
-                f"{value} on {_describe_hosts(hosts)}"
-                for value, hosts in hosts_by_value.items()
+                f"{value} on {_describe_hosts(value_ranks, hosts)}"
+                for value, value_ranks in ranks_by_value.items()
             ]
             differences.append(f"{name} is {', '.join(values)}")
     if differences:
@@ -197,10 +198,13 @@ def refuse_different_ranks(ranks: Ranks, facts: Mapping[str, str]) -> None:
         )
 
 
-def _describe_hosts(ranks_by_host: Mapping[str, list[str]]) -> str:
-    """List hosts with their ranks, e.g. "node1 (ranks 0, 1) and node2 (rank 2)"."""
-    hosts = []
-    for host, ranks in ranks_by_host.items():
-        noun = "ranks" if len(ranks) > 1 else "rank"
-        hosts.append(f"{host} ({noun} {', '.join(ranks)})")
-    return " and ".join(hosts)
+def _describe_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """List ranks by host, e.g. "node1 (ranks 0, 1) and node2 (rank 2)"."""
+    ranks_by_host: dict[str, list[str]] = {}
+    for rank in ranks:
+        ranks_by_host.setdefault(hosts[rank], []).append(str(rank))
+    descriptions = []
+    for host, host_ranks in ranks_by_host.items():
+        noun = "ranks" if len(host_ranks) > 1 else "rank"
+        descriptions.append(f"{host} ({noun} {', '.join(host_ranks)})")
+    return " and ".join(descriptions)

@@ -81,7 +81,7 @@ class Sharded(DataParallel):
     def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
         """Compute `loss_fn(model, batch)`, a tensor [], without gradients, on all ranks."""
         with torch.no_grad():
-            loss = cast("Tensor", cast("nn.Module", self._root)(loss_fn, batch))
+            loss = self.loss(loss_fn, batch, last=False)
         self._root.reshard()  # no backward pass follows, which would free the gathered weights
         return loss
 

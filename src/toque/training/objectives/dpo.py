@@ -127,4 +127,4 @@ class PreferenceLoss:
 
 def _by_pair(values: Tensor) -> Tensor:
     """Group values of examples [R, 2 P] by pair, [R, P, 2]."""
-    return values.unflatten(1, (values.shape[1] // 2, 2))
+    return values.view(len(values), values.shape[1] // 2, 2)

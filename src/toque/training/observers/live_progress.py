@@ -90,8 +90,10 @@ class ConsoleProgress(Callback):
         self._ended_epoch: _Epoch | None = None
         self._newest_scores = ""
         self._newest_save = start.progress.step
-        if start.best is None or start.best.metric == LOSS.metric:
-            self._best = start.best.loss if start.best is not None else None
+        if start.best is None:
+            self._best = None
+        elif start.best.metric == LOSS.metric:
+            self._best = start.best.loss
         self._time_left = self.time_left or TimeLeft(start.stop_after)
         self._time_left.start(start.progress)
         self._forecast_is_due = self.time_left is not None
@@ -128,9 +130,8 @@ class ConsoleProgress(Callback):
             loss = self._losses.mean_since(self._losses_at_epoch)
             self._losses_at_epoch = self._losses
             self._ended_epoch = _Epoch(math.floor(at.epoch), at, loss)
-        if correction := self._time_left.record_update(
-            info.before, at, slowed=info.slowed
-        ):
+        correction = self._time_left.record_update(info.before, at, slowed=info.slowed)
+        if correction:
             self.reporter.notice(correction)
 
         is_first = info.before.step == 0
@@ -168,36 +169,31 @@ class ConsoleProgress(Callback):
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Show a row, and log the metrics with the change since the previous evaluation."""
         loss = metrics.get("loss")
-        self._log_evaluation(at, metrics, loss)
+        self._log_evaluation(at, metrics)
+        self._last_loss = loss
         if loss is not None and math.isfinite(loss):
             self._best = loss if self._best is None else min(loss, self._best)
 
         highlight = self.highlight()
         held_out_loss = math.nan if loss is None else loss
         self._show_row(at, held_out_loss, highlight)
-
-        scores = f"held-out loss {_render_number(held_out_loss)}"
-        if highlight.name:
-            scores += f", {highlight.name} {_render_number(highlight.value)}"
-        self._newest_scores = f"{scores} (step {at.step:,})"
+        self._newest_scores = _render_scores(at, held_out_loss, highlight)
         if self._ended_epoch is not None and self._ended_epoch.at.step == at.step:
             # The row of the evaluation is also the row of this epoch.
             self._log_epoch(self._ended_epoch)
             self._ended_epoch = None
 
-    def _log_evaluation(
-        self, at: Progress, metrics: Mapping[str, float], loss: float | None
-    ) -> None:
+    def _log_evaluation(self, at: Progress, metrics: Mapping[str, float]) -> None:
         parts = [f"{_render_progress(at)}  evaluation"]
         parts += [
             f"{name} {metrics[name]:{form}}"
             for name, form in _METRIC_FORMATS.items()
             if name in metrics
         ]
+        loss = metrics.get("loss")
         if loss is not None and self._last_loss is not None:
             parts.append(f"({loss - self._last_loss:+.4f})")
         self.reporter.detail("  ".join(parts))
-        self._last_loss = loss
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Note the step of the newest save."""
@@ -285,6 +281,13 @@ def _render_number(value: float) -> str:
 
 def _render_progress(at: Progress) -> str:
     return f"step {at.step:,}  epoch {at.epoch:.2f}"
+
+
+def _render_scores(at: Progress, held_out_loss: float, highlight: Highlight) -> str:
+    scores = f"held-out loss {_render_number(held_out_loss)}"
+    if highlight.name:
+        scores += f", {highlight.name} {_render_number(highlight.value)}"
+    return f"{scores} (step {at.step:,})"
 
 
 @dataclass(eq=False)

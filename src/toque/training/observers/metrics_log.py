@@ -48,20 +48,20 @@ class LossSum(NamedTuple):
     """
 
     loss: Tensor | float = 0.0
-    count: Tensor | float = 0.0
+    divisor: Tensor | float = 0.0
 
     def plus(self, info: StepInfo) -> LossSum:
         """Return the sums after another update."""
         loss = torch.as_tensor(info.loss).detach().double()
         is_finite = torch.isfinite(loss)
         loss_sum = torch.where(is_finite, loss, 0.0) * info.loss_count
-        count = is_finite * info.loss_count
-        return LossSum(self.loss + loss_sum, self.count + count)
+        divisor = is_finite * info.loss_count
+        return LossSum(self.loss + loss_sum, self.divisor + divisor)
 
     def mean_since(self, before: LossSum) -> float:
         """Return the mean loss since earlier sums, or NaN without an update."""
-        count = float(self.count - before.count)
-        return float(self.loss - before.loss) / count if count else math.nan
+        divisor = float(self.divisor - before.divisor)
+        return float(self.loss - before.loss) / divisor if divisor else math.nan
 
 
 @dataclass

@@ -100,10 +100,8 @@ class Host:
             for name, total in now.totals.items()
             if name in before.totals
         }
-        rates: dict[str, float | None] = dict.fromkeys(_RATES)
-        for name in rates.keys() & growth.keys():
-            # The total is smaller after a disk was removed.
-            rates[name] = round(max(0, growth.pop(name)) / max(seconds, 1e-3), 1)
+        # `host` has the rest of the growth.
+        rates = {name: _rate(growth.pop(name, None), seconds) for name in _RATES}
 
         own_seconds = now.use.own - before.use.own
         host = {
@@ -127,6 +125,14 @@ class Host:
             **rates,
             "host": host,
         }
+
+
+def _rate(growth: float | None, seconds: float) -> float | None:
+    """Return the growth of a total per second, or None if it is unknown."""
+    if growth is None:
+        return None
+    # The total is smaller after a disk was removed.
+    return round(max(0, growth) / max(seconds, 1e-3), 1)
 
 
 def _thread_delays(before: _Counters, now: _Counters) -> dict[str, float]:
@@ -182,9 +188,10 @@ def _read_totals() -> dict[str, float]:
     interfaces = psutil.net_io_counters(pernic=True) or {}
     interfaces.pop("lo", None)
     if interfaces:
-        received = sum(counter.bytes_recv for counter in interfaces.values())
-        sent = sum(counter.bytes_sent for counter in interfaces.values())
+        counters = interfaces.values()
+        received = sum(counter.bytes_recv for counter in counters)
         totals["network_received_bytes_per_second"] = received
+        sent = sum(counter.bytes_sent for counter in counters)
         totals["network_sent_bytes_per_second"] = sent
 
     with suppress(OSError, ValueError, IndexError):
@@ -360,20 +367,22 @@ class SystemSampler(Callback):
         host = self.make_host()
         read_at = time.monotonic()
         has_read = False
-        is_last = False
-        while not is_last:
-            is_last = session_over.wait(self.every_seconds)
-            seconds = time.monotonic() - read_at
-            if is_last and has_read and seconds < _MIN_SECONDS:
-                return
+        while not session_over.wait(self.every_seconds):
+            read_at = self._record_reading(host, gpus, read_at)
             has_read = True
-            read_at += seconds
-            reading = host.read()
-            reading["gpus"] = [] if gpus is None else gpus.read()
-            self._warn_of_busy_machine(reading["host"]["others_cores"])
-            self.record(
-                "system", step=self._at.step, seconds=round(seconds, 3), **reading
-            )
+        # A short session also has a reading.
+        if not has_read or time.monotonic() - read_at >= _MIN_SECONDS:
+            self._record_reading(host, gpus, read_at)
+
+    def _record_reading(self, host: Host, gpus: Gpus | None, since: float) -> float:
+        """Record a reading of the time since the previous one. Return its own time."""
+        now = time.monotonic()
+        reading = host.read()
+        reading["gpus"] = [] if gpus is None else gpus.read()
+        self._warn_of_busy_machine(reading["host"]["others_cores"])
+        seconds = round(now - since, 3)
+        self.record("system", step=self._at.step, seconds=seconds, **reading)
+        return now
 
     def _warn_of_busy_machine(self, others: float) -> None:
         """Queue a warning, once, if programs on `others` cores delay the spinning threads."""

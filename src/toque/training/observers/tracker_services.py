@@ -9,13 +9,22 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from toque.errors import ConfigError
 
-Row = tuple[int, str, str, str | None, float | None]
-"""Values of the columns `COLUMNS` for one generated text."""
-COLUMNS: Final = ("step", "prompt", "text", "reference", "recipe_score")
+
+class Row(NamedTuple):
+    """Generated text, as a row of a tracker's table."""
+
+    step: int
+    prompt: str
+    text: str
+    reference: str | None
+    recipe_score: float | None
+
+
+COLUMNS: Final = Row._fields
 
 
 class Tracker(Protocol):
@@ -73,8 +82,9 @@ class _TensorBoard:
 
     def log_texts(self, step: int, rows: Sequence[Row]) -> None:
         parts = [
-            f"**{' '.join(prompt.split())}** (recipe score {score})\n\n{_verbatim(text)}"
-            for _, prompt, text, _, score in rows
+            f"**{' '.join(row.prompt.split())}** (recipe score {row.recipe_score})\n\n"
+            f"{_verbatim(row.text)}"
+            for row in rows
         ]
         self._writer.add_text("samples", "\n\n---\n\n".join(parts), step)
 
@@ -137,7 +147,7 @@ class _Trackio:
         self._run.log(dict(values), step=step)
 
     def log_texts(self, step: int, rows: Sequence[Row]) -> None:
-        data = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+        data = [row._asdict() for row in rows]
         self._run.log({"samples": self._trackio.Table(data=data)}, step=step)
 
     def store_file(self, path: Path) -> None:

@@ -164,7 +164,7 @@ class TrackerFeed(Callback):
         *,
         warn: Callable[[Progress, str], None],
         values: Callable[[Record], dict[str, float]] = tracker_values,
-        samples: Path | None = None,
+        samples: Path,
     ) -> None:
         self._open = open_tracker
         self._values = values
@@ -172,9 +172,7 @@ class TrackerFeed(Callback):
         self._thread = BackgroundThread(
             f"records for {name}", 1000, _describe_error, warn
         )
-        self._texts = (
-            Tail(FolderPlace(samples.parent), samples.name) if samples else None
-        )
+        self._texts = Tail(FolderPlace(samples.parent), samples.name)
         self._read_new_lines()  # skip them, because earlier sessions have sent their texts
         self._failed = False
         self._at = Progress()
@@ -239,8 +237,7 @@ class TrackerFeed(Callback):
         rows_by_step: dict[int, list[Row]] = {}
         for line in self._read_new_lines():
             if (row := _parse_sample(line)) is not None:
-                step = row[0]
-                rows_by_step.setdefault(step, []).append(row)
+                rows_by_step.setdefault(row.step, []).append(row)
         for step, rows in rows_by_step.items():
             self._thread.offer(partial(self._log_texts, step, rows))
 
@@ -250,10 +247,9 @@ class TrackerFeed(Callback):
     def _read_new_lines(self) -> list[str]:
         lines: list[str] = []
         with suppress(OSError):  # the texts remain in their file
-            while self._texts is not None:
+            lines += self._texts.read_lines()
+            while self._texts.behind:
                 lines += self._texts.read_lines()
-                if not self._texts.behind:
-                    break
         return lines
 
     def _connect(self) -> Tracker:
@@ -270,7 +266,7 @@ def _parse_sample(line: str) -> Row | None:
         reference = sample.get("reference")
         if reference is not None:
             reference = reference[:_MAX_TEXT]
-        return (
+        return Row(
             sample["step"],
             sample["prompt"][:_MAX_TEXT],
             sample["text"][:_MAX_TEXT],

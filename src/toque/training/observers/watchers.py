@@ -435,7 +435,7 @@ class Overfitting(Callback):
         """Return the sums, so that a continued run compares the same updates."""
         return {
             "nats": float(self._losses.loss),
-            "targets": int(self._losses.count),
+            "targets": int(self._losses.divisor),
             "warned": self._warned,
         }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toque.errors import CheckpointError, ConfigError
 from toque.reporter import SILENT, Reporter
+from toque.reports.run_shares import Share
 from toque.reports.verdict import (
     Ladder,
     Sign,
@@ -24,6 +25,9 @@ from toque.workflows.results import Model, resolve_model
 
 if TYPE_CHECKING:
     from toque.workflows.diagnosis.machine_checks import Checkup
+
+_SHOWN_FINDINGS = 3
+"""Number of findings with their remedies in the text. The JSON has all findings."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +59,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """Return a table of the shares of time, and advice."""
-        verdict = self.verdict
-        rows = [
-            (share.name, f"{share.seconds:,.1f} s", f"{share.share:.1%}")
-            for share in verdict.shares
-        ]
-        rows.append(("total", f"{verdict.facts.wall:,.1f} s", "100.0%"))
-        lines = [f"{name:<40}{seconds:>14}{share:>9}" for name, seconds, share in rows]
-
-        lines += ["", verdict.sentence]
-        for n, finding in enumerate(verdict.findings[:3], start=1):
-            lines.append(f"{n}. {describe_remedy(finding)}")
-        # The sentence is about the first finding.
-        lines += [f"   also: {finding.sentence}." for finding in verdict.findings[1:3]]
-
-        lines.append("")
+        lines = [*self._share_lines(), "", *self._advice_lines(), ""]
         marks = {None: "-", True: "ok", False: "look"}
         lines += [
             f"{marks[sign.good]:<8}{sign.name}: {sign.value}" for sign in self.signs
@@ -78,6 +68,22 @@ class Diagnosis:
             lines += ["", f"{ladder.title}: {ladder.because}. Try in this order:"]
             lines += [f"  {n}. {step}" for n, step in enumerate(ladder.steps, start=1)]
         return "\n".join(lines)
+
+    def _share_lines(self) -> Iterator[str]:
+        """Yield the rows of the table of shares, with the total in the last row."""
+        shares = self.verdict.shares
+        for share in (*shares, Share("total", self.verdict.facts.wall, 1.0)):
+            seconds = f"{share.seconds:,.1f} s"
+            yield f"{share.name:<40}{seconds:>14}{share.share:>9.1%}"
+
+    def _advice_lines(self) -> Iterator[str]:
+        """Yield the verdict, and remedies for the most important findings."""
+        findings = self.verdict.findings[:_SHOWN_FINDINGS]
+        yield self.verdict.sentence
+        for n, finding in enumerate(findings, start=1):
+            yield f"{n}. {describe_remedy(finding)}"
+        for finding in findings[1:]:  # the verdict is about the first finding
+            yield f"   also: {finding.sentence}."
 
 
 def doctor(

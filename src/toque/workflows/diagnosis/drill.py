@@ -206,14 +206,15 @@ def convert_times_to_steps(config: RunConfig, min_steps: int) -> list[str]:
     The run then has at least `min_steps` steps, and every part of its schedule is shorter.
     """
     optim, length = config.optim, config.train.stop_after
-    parts = {"optim.warmup": optim.warmup, "optim.cooldown": optim.cooldown}
-    if optim.cycles is not None:
-        parts["optim.cycles.first"] = optim.cycles.first
     steps: dict[str, float] = {}
     total_steps = length.amount if length.unit == "steps" else math.inf
     if length.seconds is not None:
         total_steps = max(min_steps, round(length.seconds))
         steps["train.stop_after"] = total_steps
+
+    parts = {"optim.warmup": optim.warmup, "optim.cooldown": optim.cooldown}
+    if optim.cycles is not None:
+        parts["optim.cycles.first"] = optim.cycles.first
     for name, part in parts.items():
         if part is not None and part.seconds is not None:
             steps[name] = max(1, min(round(part.seconds), total_steps - 1))

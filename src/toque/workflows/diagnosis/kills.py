@@ -65,27 +65,28 @@ def kill_and_continue(
     while True:
         began = time.time()
         session = start(run)
-        if len(result.moments) < kills:
+        n_kills = len(result.moments)
+        if n_kills < kills:
             seconds = span
-            if training > 0 and len(result.moments) % 2 == 1:
+            if training > 0 and n_kills % 2 == 1:
                 seconds = training
                 session.wait_until(partial(_has_logged, run, began))
             if session.kill_after(chance.uniform(0.0, seconds)):
                 result.moments.append((_activity(run, began), steps_done(run)))
-                after_kill(run, len(result.moments))
-                continue
+                after_kill(run, n_kills + 1)
+                continue  # the next session continues this run
 
-        succeeded = session.wait() == 0
+        # The run ended without a kill.
+        code = session.wait()
         result.finished += 1
-        if succeeded:
-            differing = find_differences(expected, facts(run))
-            result.problems += [f"other {name}" for name in differing]
-        else:
+        if code != 0:
             last_line = session.read_log().strip().splitlines()[-1:]
-            result.problems.append(
-                f"a session ended with {session.code}: {' '.join(last_line)}"
-            )
-        if len(result.moments) >= kills or not succeeded:
+            problem = f"a session ended with {code}: {' '.join(last_line)}"
+            result.problems.append(problem)
+            return result
+        differing = find_differences(expected, facts(run))
+        result.problems += [f"other {name}" for name in differing]
+        if n_kills == kills:
             return result
         run = new_folder(result.finished)
 

@@ -48,7 +48,11 @@ _FILES: Final = 1024
 _NOT_FOR_USERS: Final = ("bench", "dev")
 _TIMEOUT_SECONDS: Final = 15.0
 """Maximum time for a test in child processes."""
+_MAX_FAILURE: Final = 300
+"""Maximum length of the reason of a failure, in characters."""
 _DISK_BYTES: Final = 128 << 20
+_DISK_SECONDS: Final = 3.0
+"""Maximum time for writing `_DISK_BYTES`."""
 _PIECE: Final = 8 << 20
 _SLOW_DISK: Final = 30e6
 """Bytes per second of durable writes, below which checkpoints slow training down. A guess."""
@@ -108,10 +112,15 @@ class Checkup:
 
 
 def _build_check(
-    name: str, value: str, todo: str = "", *, needed: bool = False
+    name: str,
+    value: str,
+    todo: str = "",
+    *,
+    passed: bool = False,
+    needed: bool = False,
 ) -> MachineCheck:
-    """Build a result. With advice, a `needed` check fails and any other one warns."""
-    if not todo:
+    """Build a result. With advice and without `passed`, the check fails if `needed`, else warns."""
+    if passed or not todo:
         return MachineCheck(name, "ok", value)
     return MachineCheck(name, "failed" if needed else "warning", value, todo)
 
@@ -135,7 +144,8 @@ def check_machine(*, reporter: Reporter = SILENT) -> Checkup:
         slow_checks.append(pool.submit(_check_compile, device, scratch))
         checks = [
             *check_software(),
-            *_check_processor(other_cores),
+            _check_cores(),
+            _check_other_programs(other_cores),
             *_check_gpus(),
             *_check_limits(folder),
             check_disk(folder),
@@ -166,10 +176,9 @@ def check_software() -> Iterator[MachineCheck]:
 
 def _check_python() -> MachineCheck:
     python = f"{platform.python_version()}, {sys.executable}"
-    todo = ""
-    if sys.version_info[:2] < _PYTHON:
-        todo = f"Install Python {'.'.join(map(str, _PYTHON))} or later."
-    return _build_check("python", python, todo, needed=True)
+    todo = f"Install Python {'.'.join(map(str, _PYTHON))} or later."
+    is_supported = sys.version_info[:2] >= _PYTHON
+    return _build_check("python", python, todo, passed=is_supported, needed=True)
 
 
 def _check_packages(requirements: Sequence[Requirement]) -> MachineCheck:
@@ -189,13 +198,11 @@ def _check_extras(
     requirements: Sequence[Requirement], extras: Sequence[str]
 ) -> MachineCheck:
     """List the packages of the extras, and check the versions of the installed ones."""
+    environments = [{"extra": extra} for extra in extras if extra not in _NOT_FOR_USERS]
     optional = {
         requirement.name: requirement
         for requirement in requirements
-        for extra in extras
-        if requirement.marker is not None
-        and extra not in _NOT_FOR_USERS
-        and requirement.marker.evaluate({"extra": extra})
+        if requirement.marker and any(map(requirement.marker.evaluate, environments))
     }
     absent = sorted(name for name in optional if _version(name) is None)
     installed = sorted(optional.keys() - set(absent))
@@ -203,8 +210,10 @@ def _check_extras(
         return _build_check(
             "extras", problems, "Run pip install --upgrade 'toque[...]'."
         )
-    names = f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}"
-    return _build_check("extras", f"installed: {names}")
+    present_names = ", ".join(installed) or "none"
+    absent_names = ", ".join(absent) or "none"
+    value = f"installed: {present_names}; not installed: {absent_names}"
+    return _build_check("extras", value)
 
 
 def _version(name: str) -> str | None:
@@ -228,37 +237,31 @@ def _unmet_requirements(requirements: Sequence[Requirement]) -> str:
     return "; ".join(problems)
 
 
-def _check_processor(other_cores: float) -> Iterator[MachineCheck]:
-    """Check cores, threads and vector units, and the cores that other programs use."""
+def _check_cores() -> MachineCheck:
+    """Check the numbers of cores and threads, and list the vector units."""
     cores = len(usable_cores())
     threads = torch.get_num_threads()
     names = ("amx_tile", "avx512_bf16", "avx512", "avx2")
     # torch has no public functions for these.
     units = [name for name in names if getattr(torch.cpu, f"_is_{name}_supported")()]
-    precision = (
-        "bf16 is fast"
-        if has_fast_bf16(torch.device("cpu"))
-        else "float32: no fast bf16"
-    )
     unit_names = ", ".join(units) or "no vector units"
+    precision = "float32: no fast bf16"
+    if has_fast_bf16(torch.device("cpu")):
+        precision = "bf16 is fast"
     value = f"cores: {cores}, threads: {threads}, {unit_names}; {precision}"
-    todo = ""
-    if threads != cores:
-        todo = (
-            f"Unset OMP_NUM_THREADS, so that Toque uses {cores} threads, one per core."
-        )
-    yield _build_check("processor", value, todo)
+    todo = f"Unset OMP_NUM_THREADS, so that Toque uses {cores} threads, one per core."
+    return _build_check("processor", value, todo, passed=threads == cores)
 
-    todo = ""
-    if threads + other_cores > cores + WORTH_WHILE:
-        todo = "End them for full speed."
-        if not chosen_by_user(waits_in()):
-            todo = (
-                "End them for full speed, or start runs with OMP_WAIT_POLICY=PASSIVE."
-            )
-    yield _build_check(
-        "other programs", f"use {other_cores:.1f} of {cores} cores", todo
-    )
+
+def _check_other_programs(other_cores: float) -> MachineCheck:
+    """Check that other programs leave a core for each thread."""
+    cores = len(usable_cores())
+    todo = "End them for full speed."
+    if not chosen_by_user(waits_in()):
+        todo = "End them for full speed, or start runs with OMP_WAIT_POLICY=PASSIVE."
+    value = f"use {other_cores:.1f} of {cores} cores"
+    has_cores = torch.get_num_threads() + other_cores <= cores + WORTH_WHILE
+    return _build_check("other programs", value, todo, passed=has_cores)
 
 
 def _find_driver_version() -> str | None:
@@ -279,37 +282,43 @@ def _check_gpus() -> Iterator[MachineCheck]:
     """Check that torch can use every GPU that the driver reports and the user does not hide."""
     driver = _find_driver_version()
     if not torch.cuda.is_available():
-        reason, is_error = why_no_gpu()
-        if is_error or driver is not None:
-            yield _build_check(
-                "GPU",
-                f"there is a driver ({driver or 'unknown'}), but torch cannot use it: {reason}",
-                "Install a build of torch with a CUDA version that the driver supports, or update "
-                "the driver. To train without the GPU, set CUDA_VISIBLE_DEVICES= (empty).",
-                needed=True,
-            )
-        else:
-            yield _build_check("GPU", f"none that is used: {reason}")
+        yield _explain_no_gpu(driver)
         return
-
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
         if problem := why_unusable(device):
+            # The first sentence is the problem, and the rest is advice.
             value, todo = problem.split(". ", 1)
             yield _build_check(f"GPU {index}", value, todo, needed=index == 0)
-            continue
-        bf16 = "bf16" if has_fast_bf16(device) else "no bf16"
-        free, total = torch.cuda.mem_get_info(device)
-        value = f"{torch.cuda.get_device_name(device)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB"
+        else:
+            yield _describe_gpu(device, driver)
+            yield attention_on(device)
 
-        others = describe_other_use(device)
-        todo = ""
-        if others:
-            todo = f"For larger models and more rows, end other programs: {others}."
-        yield _build_check(
-            f"GPU {index}", f"{value} free, {bf16}, driver {driver or 'unknown'}", todo
-        )
-        yield attention_on(device)
+
+def _explain_no_gpu(driver: str | None) -> MachineCheck:
+    """Report why torch uses no GPU. This is an error only if there is a driver."""
+    reason, is_error = why_no_gpu()
+    if not is_error and driver is None:
+        return _build_check("GPU", f"none that is used: {reason}")
+    return _build_check(
+        "GPU",
+        f"there is a driver ({driver or 'unknown'}), but torch cannot use it: {reason}",
+        "Install a build of torch with a CUDA version that the driver supports, or update "
+        "the driver. To train without the GPU, set CUDA_VISIBLE_DEVICES= (empty).",
+        needed=True,
+    )
+
+
+def _describe_gpu(device: torch.device, driver: str | None) -> MachineCheck:
+    """Describe a usable GPU. Warn about other programs that use it."""
+    name = torch.cuda.get_device_name(device)
+    free, total = torch.cuda.mem_get_info(device)
+    bf16 = "bf16" if has_fast_bf16(device) else "no bf16"
+    value = f"{name}, {_format_free(free, total)}, {bf16}, driver {driver or 'unknown'}"
+    todo = ""
+    if others := describe_other_use(device):
+        todo = f"For larger models and more rows, end other programs: {others}."
+    return _build_check(f"GPU {device.index}", value, todo)
 
 
 def attention_on(device: torch.device) -> MachineCheck:
@@ -319,14 +328,15 @@ def attention_on(device: torch.device) -> MachineCheck:
     dtype = torch.bfloat16 if has_fast_bf16(device) else torch.float16
     plain = kernels_on(device, dtype, 64, biased=False)
     biased = kernels_on(device, dtype, 64, biased=True)
-    todo = ""
-    if plain.options is None or biased.options is None:
-        todo = (
-            "Runs use dense masks, which are slower. FlexAttention needs triton "
-            "and a C compiler."
-        )
+    todo = (
+        "Runs use dense masks, which are slower. FlexAttention needs triton and a C "
+        "compiler."
+    )
     return _build_check(
-        f"attention on {device}", f"flex, {plain}; with T5's bias, {biased}", todo
+        f"attention on {device}",
+        f"flex, {plain}; with T5's bias, {biased}",
+        todo,
+        passed=plain.options is not None and biased.options is not None,
     )
 
 
@@ -344,17 +354,16 @@ def _check_limits(folder: Path) -> Iterator[MachineCheck]:
     shared = Path("/dev/shm")  # noqa: S108 - only read
     if shared.is_dir():
         free = shutil.disk_usage(shared).free
-        todo = ""
-        if free <= _SHARED_MEMORY:
-            todo = "Several GPUs need more shared memory: docker run --shm-size=1g."
-        yield _build_check(shared.as_posix(), f"{free / _GIB:.2f} GiB free", todo)
+        value = f"{free / _GIB:.2f} GiB free"
+        todo = "Several GPUs need more shared memory: docker run --shm-size=1g."
+        is_enough = free > _SHARED_MEMORY
+        yield _build_check(shared.as_posix(), value, todo, passed=is_enough)
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    todo = ""
-    if soft != resource.RLIM_INFINITY and soft < _FILES:
-        todo = (
-            f"Run ulimit -n {_FILES}, because stores with many shards open many files."
-        )
-    yield _build_check("open files", f"limit {soft} (hard limit {hard})", todo)
+    value = f"limit {soft} (hard limit {hard})"
+    todo = f"Run ulimit -n {_FILES}, because stores with many shards open many files."
+    is_enough = soft == resource.RLIM_INFINITY or soft >= _FILES
+    yield _build_check("open files", value, todo, passed=is_enough)
 
 
 def _check_free(
@@ -362,33 +371,24 @@ def _check_free(
 ) -> MachineCheck:
     """Check that free bytes reach a minimum (or fail) and a recommended amount (or warn)."""
     minimum, recommended = limits
-    value = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
     return _build_check(
-        name, value, todo if free < recommended else "", needed=free < minimum
+        name,
+        _format_free(free, total),
+        todo,
+        passed=free >= recommended,
+        needed=free < minimum,
     )
 
 
-def check_disk(folder: Path) -> MachineCheck:
-    """Measure durable writes and reads on the disk of a folder."""
-    name = f"disk of {folder}"
-    piece = os.urandom(_PIECE)  # random, because some disks compress
-    done = 0
+def _format_free(free: int, total: int) -> str:
+    return f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
 
+
+def check_disk(folder: Path) -> MachineCheck:
+    """Check that the disk of a folder is writable and fast enough."""
+    name = f"disk of {folder}"
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".toque-doctor-") as file:
-            descriptor = file.fileno()
-            began = time.perf_counter()
-            while done < _DISK_BYTES and time.perf_counter() - began < 3.0:
-                done += os.write(descriptor, piece)
-            os.fsync(descriptor)
-            written = done / (time.perf_counter() - began)
-            if hasattr(os, "posix_fadvise"):  # read from the disk, not from the cache
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            began = time.perf_counter()
-            while os.read(descriptor, _PIECE):
-                pass
-            read = done / max(1e-9, time.perf_counter() - began)
+        written, read = _measure_disk(folder)
     except OSError as error:
         return _build_check(
             name,
@@ -400,7 +400,29 @@ def check_disk(folder: Path) -> MachineCheck:
 
     value = f"writes {written / 1e6:,.0f} MB/s durably, reads {read / 1e6:,.0f} MB/s"
     todo = "Save less often (train.save_every), or put runs on a faster disk."
-    return _build_check(name, value, todo if written < _SLOW_DISK else "")
+    return _build_check(name, value, todo, passed=written >= _SLOW_DISK)
+
+
+def _measure_disk(folder: Path) -> tuple[float, float]:
+    """Measure the speed of durable writes, and of reads, in bytes per second."""
+    piece = os.urandom(_PIECE)  # random, because some disks compress
+    done = 0
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".toque-doctor-") as file:
+        descriptor = file.fileno()
+        began = time.perf_counter()
+        while done < _DISK_BYTES and time.perf_counter() - began < _DISK_SECONDS:
+            done += os.write(descriptor, piece)
+        os.fsync(descriptor)
+        written = done / (time.perf_counter() - began)
+
+        if hasattr(os, "posix_fadvise"):  # read from the disk, not from the cache
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        began = time.perf_counter()
+        while os.read(descriptor, _PIECE):
+            pass
+        read = done / max(1e-9, time.perf_counter() - began)
+    return written, read
 
 
 def check_credentials(
@@ -512,13 +534,11 @@ def run_programs(
     try:
         for process in processes:
             remaining = began + limit_seconds - time.monotonic()
-            lines = (
-                process.communicate(timeout=max(0.0, remaining))[1].strip().splitlines()
-            )
+            _, errors = process.communicate(timeout=max(0.0, remaining))
             if process.returncode and not failure:
-                failure = (lines or [f"exit code {process.returncode}"])[-1].strip()[
-                    :300
-                ]
+                lines = errors.strip().splitlines()
+                last_line = lines[-1] if lines else f"exit code {process.returncode}"
+                failure = last_line.strip()[:_MAX_FAILURE]
     except subprocess.TimeoutExpired:
         failure = failure or f"not done within {limit_seconds:.0f} s"
     finally:

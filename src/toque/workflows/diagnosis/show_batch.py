@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream, Step
 from toque.data.store.token_column import Ids
@@ -73,28 +75,17 @@ def _describe_example(
     store: TokenStore, stream: BatchStream, cursor: Cursor, row: int, label: str
 ) -> str:
     """Return a store row's prompt and target as text, after the augmentation of the epoch."""
-    if stream.varied is None:
-        prompt_ids = store.prompt(row)
-        target_ids = store.target(row)
-    else:
-        prompt_ids, target_ids = stream.varied.sides(row, stream.plan.epoch_key(cursor))
+    stored = [store.prompt(row), store.target(row)]
+    sides = stored
+    change = ""
+    if stream.varied is not None:
+        sides = [*stream.varied.sides(row, stream.plan.epoch_key(cursor))]
+        is_same = all(map(np.array_equal, sides, stored))
+        change = ", as stored" if is_same else ", augmented"
     codec = store.codec()
-    change = _describe_augmentation(stream, row, cursor)
-    prompt = _decode(codec, prompt_ids)
-    target = _decode_target(codec, target_ids, store.spans(row))
+    prompt = _decode(codec, sides[0])
+    target = _decode_target(codec, sides[1], store.spans(row))
     return f"\n--- store row {row}, {label}{change}\n{prompt}\n>>>\n{target}"
-
-
-def _describe_augmentation(stream: BatchStream, row: int, cursor: Cursor) -> str:
-    if stream.varied is None:
-        return ""
-    prompt, target = stream.varied.sides(row, stream.plan.epoch_key(cursor))
-    stored = stream.layout.examples
-    is_same = (
-        prompt.tolist() == stored.prompt(row).tolist()
-        and target.tolist() == stored.target(row).tolist()
-    )
-    return ", as stored" if is_same else ", augmented"
 
 
 def _decode_target(codec: Codec, target: Ids, spans: list[int]) -> str:

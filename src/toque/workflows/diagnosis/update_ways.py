@@ -65,6 +65,12 @@ FLOAT32: Final = (1e-5, 1e-4)
 a tenth of these differences."""
 HALF: Final = (1e-2, 5e-2)
 """Maximum relative differences in 16 bits. bf16 has 8 bits of precision, and fp16 has 11."""
+_LEGEND: Final = f"""\
+The numbers are relative differences from the reference without dropout. With
+dropout, the reference is one example per row, one row at a time. Limits in float32:
+loss {FLOAT32[0]:.0e}, gradient {FLOAT32[1]:.0e};
+in 16 bits: loss {HALF[0]:.0e}, gradient {HALF[1]:.0e}."""
+"""Explanation below the table."""
 
 
 class UpdateWay(NamedTuple):
@@ -76,6 +82,15 @@ class UpdateWay(NamedTuple):
     found: UpdateDifference | None = None
     reason: str = ""
     """Reason why the way of computing is skipped."""
+
+    def row(self) -> str:
+        """Return the differences as a row of a table. The way must not be skipped."""
+        assert self.found is not None
+        numbers = "".join(f"{number:9.1e}" for number in self.found[:3])
+        row = f"{self.name:44}{numbers}{self.seconds:9.1f}  {self.verdict}"
+        if self.verdict == "DIFFERENT":
+            row += f"  worst in {self.found.where}"
+        return row
 
 
 @dataclass(frozen=True)
@@ -105,34 +120,27 @@ class UpdateCheck:
 
     def __str__(self) -> str:
         """Return the comparison as a table."""
-        rows = []
-        skipped = []
-        for way in self.outcomes:
-            if way.found is None:
-                skipped.append(f"\nSkipped: {way.name}: {way.reason}.")
-                continue
-            numbers = "".join(f"{number:9.1e}" for number in way.found[:3])
-            row = f"{way.name:44}{numbers}{way.seconds:9.1f}  {way.verdict}"
-            if way.verdict == "DIFFERENT":
-                row += f"  worst in {way.found.where}"
-            rows.append(f"{row}\n")
-
         verdict = "One loss and one gradient"
         if not self.passed:
             verdict = f"NOT {verdict.lower()}"
         seconds = self.reference_seconds + sum(way.seconds for way in self.outcomes)
-        return (
-            f"reference: {self.examples} examples with {self.target_tokens:,} target tokens,\n"
-            "one at a time through transformers in float32:\n"
-            f"loss {self.loss:.6f} nats per token, {self.reference_seconds:.1f} s\n\n"
-            f"{'the same update':44}{'loss':>9}{'norm':>9}{'element':>9}{'seconds':>9}\n"
-            f"{''.join(rows)}\n"
-            "The numbers are relative differences from the reference without dropout. With\n"
-            "dropout, the reference is one example per row, one row at a time. Limits in float32:\n"
-            f"loss {FLOAT32[0]:.0e}, gradient {FLOAT32[1]:.0e};\n"
-            f"in 16 bits: loss {HALF[0]:.0e}, gradient {HALF[1]:.0e}.{''.join(skipped)}\n"
-            f"{verdict}; {seconds:.1f} s."
-        )
+        lines = [
+            f"reference: {self.examples} examples with {self.target_tokens:,} target tokens,",
+            "one at a time through transformers in float32:",
+            f"loss {self.loss:.6f} nats per token, {self.reference_seconds:.1f} s",
+            "",
+            f"{'the same update':44}{'loss':>9}{'norm':>9}{'element':>9}{'seconds':>9}",
+            *(way.row() for way in self.outcomes if way.found is not None),
+            "",
+            _LEGEND,
+            *(
+                f"Skipped: {way.name}: {way.reason}."
+                for way in self.outcomes
+                if way.found is None
+            ),
+            f"{verdict}; {seconds:.1f} s.",
+        ]
+        return "\n".join(lines)
 
 
 class UpdateDifference(NamedTuple):
@@ -431,16 +439,10 @@ class _UpdateWays:
 
         for module, name, rate in self.dropout:
             setattr(module, name, rate)
-        compare = partial(
-            self.compare,
-            reference=training_update(
-                self.model,
-                self.build_step(packed=False),
-                rows_at_once=1,
-                runtime=self.runtime,
-                smoothing=self.config.optim.label_smoothing,
-            ),
+        reference = self._compute_update(
+            packed=False, rows_at_once=1, ranks=1, runtime=self.runtime
         )
+        compare = partial(self.compare, reference=reference)
         yield compare("dropout on, packed rows, all together")
         yield compare("dropout on, one row at a time", rows_at_once=1)
         yield compare("dropout on, shared by two ranks", ranks=2)
@@ -497,27 +499,34 @@ class _UpdateWays:
         """
         runtime = runtime or self.runtime
         began = time.perf_counter()
-        loss = 0.0
-        gradient: Gradient = {}
+        update = self._compute_update(
+            packed=packed, rows_at_once=rows_at_once, ranks=ranks, runtime=runtime
+        )
+        result = compare_updates(update, reference or self.reference)
+        limits = FLOAT32 if runtime.precision == "float32" else HALF
+        verdict: Literal["same", "DIFFERENT"] = (
+            "same" if result.within(limits) else "DIFFERENT"
+        )
+        return UpdateWay(name, verdict, time.perf_counter() - began, result)
+
+    def _compute_update(
+        self, *, packed: bool, rows_at_once: int | None, ranks: int, runtime: Runtime
+    ) -> LossAndGradient:
+        """Compute the parts of all ranks, one after another, and return their sum."""
+        total_loss = 0.0
+        total: Gradient = {}
         for rank in range(ranks):
             step = self.build_step(packed=packed, rank=rank, ranks=ranks)
             if not step.batch.n_rows:
                 continue  # fewer rows than ranks
-            rank_loss, rank_gradient = training_update(
+            loss, gradient = training_update(
                 self.model,
                 step,
                 rows_at_once=rows_at_once or step.batch.n_rows,
                 runtime=runtime,
                 smoothing=self.config.optim.label_smoothing,
             )
-            loss += rank_loss
-            for parameter, part in rank_gradient.items():
-                before = gradient.get(parameter)
-                gradient[parameter] = part if before is None else part + before
-
-        result = compare_updates((loss, gradient), reference or self.reference)
-        limits = FLOAT32 if runtime.precision == "float32" else HALF
-        verdict: Literal["same", "DIFFERENT"] = (
-            "same" if result.within(limits) else "DIFFERENT"
-        )
-        return UpdateWay(name, verdict, time.perf_counter() - began, result)
+            total_loss += loss
+            for name, part in gradient.items():
+                total[name] = part + total[name] if name in total else part
+        return total_loss, total

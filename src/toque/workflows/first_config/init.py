@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from toque.config import RunConfig, resolve_values
 from toque.config.json_schema import SCHEMA_FILE, schema_text
@@ -165,19 +165,30 @@ def init(
         survey = survey_sources(draft, local_sources)
 
     if start == "scratch":
-        base, plan, batch = _plan_new_model(draft, survey, total, size, reporter)
+        run = _plan_new_model(draft, survey, total, size, reporter)
     else:
-        base, plan, batch = _plan_tuning(draft, local_sources, survey, total, reporter)
-    text = render_config(draft, survey, file, base, plan, batch)
+        run = _plan_tuning(draft, local_sources, survey, total, reporter)
+    text = render_config(draft, survey, file, run.base, run.plan, run.batch)
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     _write_config(file, text)
 
     remarks = [remark for source in survey for remark in source.remarks]
-    remarks += [*base.remarks, *split_remarks]
+    remarks += [*run.base.remarks, *split_remarks]
     if start == "scratch":
         remarks += remark_on_new_model_of_pairs(survey) or remark_on_few_records(survey)
-    forecast = "" if plan is None else plan.forecast(total)
+    forecast = "" if run.plan is None else run.plan.forecast(total)
     return Initialised(file, config, tuple(survey), tuple(remarks), forecast)
+
+
+class _PlannedRun(NamedTuple):
+    """Measured and chosen parts of the run that a configuration describes."""
+
+    base: MeasuredBase
+    """Settings for the base model, and remarks. A new model has only remarks."""
+    plan: Plan
+    """Use of the time, or None if the base is not on this machine."""
+    batch: str
+    """Value of `train.batch`."""
 
 
 def _write_config(file: Path, text: str) -> None:
@@ -208,12 +219,13 @@ def _plan_new_model(
     total: Duration,
     size: str | None,
     reporter: Reporter,
-) -> tuple[MeasuredBase, Plan, str]:
-    """Return the remarks, the size and its use of the time, and `train.batch`."""
+) -> _PlannedRun:
+    """Choose the size of a new model by its speed on this machine."""
     tokens, records = _known_amount(survey)
     before = ProcessorUse.now()
     with reporter.working("measuring the training speed of this machine"):
         choice, remarks = _choose_new_model(draft, survey, tokens, records, total, size)
+    base = MeasuredBase(remarks=(*remarks, *_remark_on_load(before)))
     known_tokens = tokens or math.inf
     batch = choose_batch(
         choice.passes.useful * known_tokens,
@@ -222,7 +234,7 @@ def _plan_new_model(
         max_tokens=choice.size.batch_tokens,
         longest=POSITIONS,
     )
-    return MeasuredBase(remarks=(*remarks, *_remark_on_load(before))), choice, batch
+    return _PlannedRun(base, choice, batch)
 
 
 def _plan_tuning(
@@ -231,11 +243,8 @@ def _plan_tuning(
     survey: Survey,
     total: Duration,
     reporter: Reporter,
-) -> tuple[MeasuredBase, Plan, str]:
-    """Return the settings for the base, the use of the time, and `train.batch`.
-
-    The use of the time is None if the base is not on this machine.
-    """
+) -> _PlannedRun:
+    """Measure the base model and its training speed on this machine."""
     tokens, records = _known_amount(survey)
     before = ProcessorUse.now()
     seconds = training_seconds(tokens * CHARACTERS_PER_TOKEN, total)
@@ -253,7 +262,7 @@ def _plan_tuning(
         batch = choose_batch(
             n_read, tokens, records, max_tokens=MAX_BATCH_TOKENS, longest=1
         )
-        return base, None, batch
+        return _PlannedRun(base, None, batch)
 
     # The base's tokenizer gives a better count than the guess, except for texts that are divided
     # into rows.
@@ -262,7 +271,7 @@ def _plan_tuning(
     trained = tokens if draft.data.validation else tokens * (1.0 - HELD_OUT_SHARE)
     tuning = plan_tuning(trained, records, seconds, base.rate, longest=base.longest)
     base = base._replace(remarks=(*base.remarks, *_remark_on_load(before)))
-    return base, tuning._replace(writing=writing), tuning.batch
+    return _PlannedRun(base, tuning._replace(writing=writing), tuning.batch)
 
 
 def _choose_new_model(
@@ -399,19 +408,26 @@ def _open_local_sources(
     try:
         return open_sources(config.model_copy(update={"data": data}), say=notice)
     except RefusedFileError as error:
-        # The advice names settings of a file that does not exist yet, so name arguments.
-        advice = str(error)
-        for columns in error.columns:
-            setting = columns_in_words(columns)
-            arguments = " ".join(
-                _as_argument(part, field) for part, field in columns.items()
-            )
-            in_source = f"{setting} in its source of data.sources"
-            advice = advice.replace(in_source, arguments).replace(setting, arguments)
-        raise RefusedFileError(advice, error.why) from error
+        raise RefusedFileError(_name_arguments(error), error.why) from error
 
 
-def _as_argument(part: str, field: str | tuple[str, ...]) -> str:
+def _name_arguments(error: RefusedFileError) -> str:
+    """Return the error's message with arguments of `init` in place of the suggested settings.
+
+    The configuration with these settings does not exist yet.
+    """
+    message = str(error)
+    for columns in error.columns:
+        setting = columns_in_words(columns)
+        arguments = " ".join(
+            _format_argument(part, field) for part, field in columns.items()
+        )
+        message = message.replace(f"{setting} in its source of data.sources", arguments)
+        message = message.replace(setting, arguments)
+    return message
+
+
+def _format_argument(part: str, field: str | tuple[str, ...]) -> str:
     """Format a column as an argument. Several fields become a template."""
     template = field
     if not isinstance(field, str):

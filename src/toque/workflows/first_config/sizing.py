@@ -294,7 +294,7 @@ class Choice(NamedTuple):
     def forecast(self, total: Duration) -> str:
         """Describe the expected loss of a run from scratch, its model and its length."""
         expected = "no held-out loss, because the run reads too little text"
-        basis = ""
+        notes = []
         loss = self.bits_per_byte * math.log(2.0) * self.tokenizer.bytes_per_token
         if loss < self._random_loss():
             expected = (
@@ -302,19 +302,22 @@ class Choice(NamedTuple):
             )
             if self._is_rough():
                 expected += ", ±17 %"  # eight runs with many passes were within 17 % (lab/notes.md)
-            basis = f" The forecast is based on runs over {self.like.texts}"
+            basis = f"runs over {self.like.texts}"
             if self.difficulty != 1.0:
                 basis += " and on the compression of your texts"
-            basis += ": docs/explanation/what-to-expect.md."
-
+            notes.append(
+                f"The forecast is based on {basis}: docs/explanation/what-to-expect.md."
+            )
         if self.is_incomplete:
-            basis += (
-                f" Larger models were not tried, because the measurement took {_MEASURING:.0%} of "
+            notes.append(
+                f"Larger models were not tried, because the measurement took {_MEASURING:.0%} of "
                 "the time."
             )
-        return (
-            f"Forecast: {expected}. Model: {self.model}, {self.rate:,.0f} tokens/s on this "
-            f"machine. The run reads {self.passes.describe(self.tokens, self.rate, total)}.{basis}"
+
+        model = f"Model: {self.model}, {self.rate:,.0f} tokens/s on this machine."
+        length = self.passes.describe(self.tokens, self.rate, total)
+        return " ".join(
+            [f"Forecast: {expected}.", model, f"The run reads {length}.", *notes]
         )
 
     def _random_loss(self) -> float:
@@ -525,25 +528,33 @@ def find_best_size(
         like: Measured runs over texts of the same kind, for the forecast.
         is_over: Function that is called before each size except the first. True ends the search.
     """
-    best: Choice | None = None
-    tokenizer = (tokenizer or tokenizer_for_text(text)).adjust_to(like)
-    bytes_per_token = tokenizer.bytes_per_token
-    for name in [only] if only else SIZES:
-        size = SIZES[name]
-        if best is not None and text < _BYTES_PER_PARAMETER * size.parameters:
-            break
-        if best is not None and is_over():
-            best = best._replace(is_incomplete=True)
-            break
-        tokens_per_second = rate(size)
-        useful = _useful_passes(text, size)
-        passes = Passes(useful, seconds * tokens_per_second * bytes_per_token / text)
+    text_tokenizer = (tokenizer or tokenizer_for_text(text)).adjust_to(like)
+    bytes_per_token = text_tokenizer.bytes_per_token
+
+    def try_size(name: str) -> Choice:
+        tokens_per_second = rate(SIZES[name])
+        passes = Passes(
+            useful=_useful_passes(text, SIZES[name]),
+            possible=seconds * tokens_per_second * bytes_per_token / text,
+        )
         tokens = passes.tokens(tokens_per_second, seconds)
         bits = predict_bits(name, tokens * bytes_per_token, text)
-        if best is not None and bits >= best.bits_per_byte:
+        return Choice(
+            name, text_tokenizer, tokens, tokens_per_second, bits, passes, like
+        )
+
+    smallest, *larger = [only] if only else SIZES
+    best = try_size(smallest)
+    for name in larger:
+        if text < _BYTES_PER_PARAMETER * SIZES[name].parameters:
             break
-        best = Choice(name, tokenizer, tokens, tokens_per_second, bits, passes, like)
-    assert best is not None  # `SIZES` is not empty
+        if is_over():
+            best = best._replace(is_incomplete=True)
+            break
+        choice = try_size(name)
+        if choice.bits_per_byte >= best.bits_per_byte:
+            break
+        best = choice
 
     # The runs over recipes choose the size also for plain text, because they are longer and cover
     # more sizes. For plain text, this choice was the best of nine runs.

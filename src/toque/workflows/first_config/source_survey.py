@@ -227,20 +227,14 @@ def _survey_source(source: Source) -> SurveyedSource:
     if start.n_usable == 0:
         _refuse_unusable(source, start)
 
-    scale = 1.0
-    if not is_complete:
-        scale = max(1.0, sum(sizes) / start.bytes_read)
-    records: float = start.n_usable
-    if scale > 1:
-        # An estimate has two significant digits.
-        records = float(f"{records * scale:.2g}")
+    scale = 1.0 if is_complete else max(1.0, sum(sizes) / start.bytes_read)
+    records = scale * start.n_usable
+    if scale > 1.0:
+        records = float(f"{records:.2g}")  # an estimate has two significant digits
     distinct_share = len(start.keys) / start.n_usable
-    kinds = (
-        kind for reader, kind in _KINDS.items() if isinstance(source.reader, reader)
-    )
     return SurveyedSource(
         source.path,
-        kind=next(kinds, DOCUMENTS),
+        kind=_kind_of(source),
         schema=files[0].reader.schema(files[0].path),
         files=len(files),
         records=round(records),
@@ -250,6 +244,13 @@ def _survey_source(source: Source) -> SurveyedSource:
         remarks=(*_remark_on_records(source.path, start), *_remark_on_files(source)),
         sample=_sample_texts(start.texts),
     )
+
+
+def _kind_of(source: Source) -> str:
+    for reader, kind in _KINDS.items():
+        if isinstance(source.reader, reader):
+            return kind
+    return DOCUMENTS
 
 
 def _refuse_unusable(source: Source, start: _Start) -> NoReturn:
@@ -268,15 +269,14 @@ def _read_start(
 ) -> tuple[_Start, bool]:
     """Read the first `_LOOK_BYTES`. Also return whether these are all bytes."""
     start = _Start()
-    blocks = ((file, size, block) for file, size in zip(files, sizes, strict=True)
-              for block in blocks_of(file))  # fmt: skip
-    for file, size, block in blocks:
-        start.add(examples_in(block, file.reader))
-        # The payload may be longer than the file's size, which is an estimate.
-        start.bytes_read += min(size, len(block.payload))
-        if start.bytes_read >= _LOOK_BYTES:
-            break
-    return start, next(blocks, None) is None
+    for file, size in zip(files, sizes, strict=True):
+        for block in blocks_of(file):
+            if start.bytes_read >= _LOOK_BYTES:
+                return start, False
+            start.add(examples_in(block, file.reader))
+            # The payload may be longer than the file's size, which is an estimate.
+            start.bytes_read += min(size, len(block.payload))
+    return start, True
 
 
 def _remark_on_records(path: str, start: _Start) -> list[str]:

@@ -175,26 +175,25 @@ def _open(
     """
     adapters_by_name = {f"adapter_{i}": adapter for i, adapter in enumerate(adapters)}
     config = None
-    weights = folder
+    location = folder
     config_file = config_of(folder)
     if config_file.exists():
         refuse_links(config_file.parent, CheckpointError)
         config = load_config(config_file).config
-        weights = folder / "model"
-        is_finished = (weights / "config.json").exists() or is_adapter_folder(weights)
-        if not is_finished:  # a checkpoint's folder is not finished either
+        location = folder / "model"
+        if not (location / "config.json").exists() and not is_adapter_folder(location):
+            # An unfinished run, or a checkpoint.
             opened = _open_checkpoint(folder, config, device).merge_adapter(config)
             for name, adapter in adapters_by_name.items():
                 load_adapter(opened.model, adapter, name=name)
             return opened
 
-    is_adapter = is_adapter_folder(weights)
-    weights = resolve_folder(str(weights), setting="the model to open")
+    weights = resolve_folder(str(location), setting="the model to open")
     if adapters:
         formats = formats_in_use(adapters, device)
         base = str(weights)
         model = load_with_adapters(adapters_by_name, formats, device, base=base)
-    elif is_adapter:
+    elif is_adapter_folder(location):
         formats = formats_in_use([weights], device, _base_format(config, device))
         model = load_with_adapters({ADAPTER: weights}, formats, device, merge=True)
     else:
@@ -284,7 +283,7 @@ def _read_checkpoint(
     else:
         base = to_train.base()
         formats = formats_in_use([], device, _base_format(config, device))
-        model, base_hash = base.placed(base.fitting(formats, device), device)
+        model, base_hash = base.placed(base.choose_format(formats, device), device)
         refuse_another_base(checkpoint, base_hash)
     load_weights(model, checkpoint)
     model.train(mode=False)

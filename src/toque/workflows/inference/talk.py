@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,13 +151,10 @@ class Talk:
             visible = turns
             n_left_out = 0
         ids = self.template.ids(visible).result()
-        context = self._context_length
-        if context is None:
-            self.n_left_out = n_left_out
-            return ids
-
-        # The model never reads the last token of an answer, so it needs no position.
-        max_prompt = context - min(longest, context // ANSWER_SHARE) + 1
+        max_prompt = math.inf
+        if (context := self._context_length) is not None:
+            # The model never reads the last token of an answer, so it needs no position.
+            max_prompt = context - min(longest, context // ANSWER_SHARE) + 1
         while len(ids) > max_prompt and (later := _drop_oldest(visible, 2)):
             notice(FORGOTTEN)
             visible = later

@@ -94,12 +94,21 @@ def estimate_rank_memory(
 
     Call this inside `outlining`.
     """
-    config, ranks = estimator.config, estimator.ranks
-    model = build_model(config)
-    strategy: _Strategy = "single" if ranks == 1 else _choose_strategy(estimator, model)
-    if strategy != "fsdp":
-        return model, estimator.memory(model), strategy
+    model = build_model(estimator.config)
+    strategy: _Strategy = "single"
+    if estimator.ranks > 1:
+        strategy = _choose_strategy(estimator, model)
+    if strategy == "fsdp":
+        gathered = build_model(estimator.config)
+        return model, _estimate_fsdp_memory(estimator, model, gathered), strategy
+    return model, estimator.memory(model), strategy
 
+
+def _estimate_fsdp_memory(
+    estimator: Estimator, model: PreTrainedModel, gathered: PreTrainedModel
+) -> Memory:
+    """Estimate the memory of a rank that shards `model`. `gathered` is a copy to change."""
+    config = estimator.config
     dtype = DTYPES[estimator.machine.precision]
     micro_batch_rows = config.train.micro_batch_rows
     if micro_batch_rows == "auto":
@@ -110,7 +119,6 @@ def estimate_rank_memory(
         "gradient_checkpointing": config.train.gradient_checkpointing is True,
     }
     fixed = config.model_copy(update={"train": config.train.model_copy(update=changes)})
-    gathered = build_model(config)
     for block in blocks(gathered):  # blocks are gathered in the matmuls' precision
         replace_parameters(block, dtype=dtype)
     memory = replace(estimator, config=fixed).memory(gathered)
@@ -119,8 +127,8 @@ def estimate_rank_memory(
     update = replace(
         memory.update, gradients=saved["gradients"], optimizer=saved["optimizer"]
     )
-    groups = groups_of(model, ranks, dtype)
-    return model, _shard_memory(replace(memory, update=update), groups, ranks), strategy
+    groups = groups_of(model, estimator.ranks, dtype)
+    return _shard_memory(replace(memory, update=update), groups, estimator.ranks)
 
 
 def _shard_memory(
@@ -170,14 +178,17 @@ def _choose_strategy(
             "train.strategy=auto, or plan for one GPU."
         )
     is_fp16 = machine.precision == "fp16"
+    # This raises an error for fsdp with an obstacle.
     obstacle = find_fsdp_obstacle(
         config.train, config.adapter, config.optim.name, fp16=is_fp16
     )
     if setting != "auto":
         return setting
+    if obstacle is not None:
+        return "ddp"
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
     n_bytes += sum(gradient_and_state_bytes(model, config.optim).values())
-    return "ddp" if n_bytes <= HEADROOM * machine.memory_bytes or obstacle else "fsdp"
+    return "ddp" if n_bytes <= HEADROOM * machine.memory_bytes else "fsdp"
 
 
 def estimate_exchange(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -283,9 +284,11 @@ def _work_from_store(
     longest_target = int(stream.plan.target_lengths.max())
     if not stream.layout.packed:
         shape = RowShape(longest_source if shape.source else 0, longest_target)
-    worst = -(-shape.target // max(1, longest_target))
-    if shape.source:
-        worst = max(worst, -(-shape.source // max(1, longest_source)))
+    # A row of a decoder has 0 source tokens.
+    worst_examples = max(
+        math.ceil(shape.source / max(1, longest_source)),
+        math.ceil(shape.target / max(1, longest_target)),
+    )
 
     # The first batch has about the average number of examples and tokens.
     batch = stream.at(Cursor()).batch
@@ -306,7 +309,7 @@ def _work_from_store(
     arithmetic = count_flops(model, stream)
     return Work(
         row=row,
-        worst_examples=worst,
+        worst_examples=worst_examples,
         update_rows=batch.n_rows,
         usual_rows=usual_rows(row.tokens),
         tokens_per_update=float(n_tokens),

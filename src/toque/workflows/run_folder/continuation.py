@@ -90,23 +90,17 @@ def _refuse_another_run(
     refuse_another_store(run, checkpoint, store)
     source = f"{checkpoint.path}/manifest.json"
     old = resolve_values(checkpoint.manifest.settings, source).config
-    try:
-        progress = Progress(**checkpoint.manifest.progress)
-    except TypeError as error:
-        raise CheckpointError(
-            f"The progress in {checkpoint.path} cannot be read by this version of Toque: {error}."
-        ) from error
+    progress = _read_progress(checkpoint)
     total_seconds = _total_seconds(checkpoint)
     has_new_length = can_change_length(
         old, config, progress, total_seconds=total_seconds
     )
+    allowed = {"train.stop_after"} if has_new_length else set()
     unsafe = [
         change
         for change in differences(old, config)
-        if not change.is_safe and not _is_same_data(change)
+        if not (change.is_safe or _is_same_data(change) or change.path in allowed)
     ]
-    if has_new_length:
-        unsafe = [change for change in unsafe if change.path != "train.stop_after"]
     if unsafe:
         listed = "; ".join(f"{d.path}: {d.old} -> {d.new}" for d in unsafe)
         raise CheckpointError(
@@ -116,6 +110,20 @@ def _refuse_another_run(
         )
     if has_new_length:
         say(describe_new_length(old, config, progress, total_seconds=total_seconds))
+
+
+def _read_progress(checkpoint: Checkpoint) -> Progress:
+    """Read the progress of a run at a checkpoint.
+
+    Raises:
+        CheckpointError: Another version of Toque wrote other fields.
+    """
+    try:
+        return Progress(**checkpoint.manifest.progress)
+    except TypeError as error:
+        raise CheckpointError(
+            f"The progress in {checkpoint.path} cannot be read by this version of Toque: {error}."
+        ) from error
 
 
 def _total_seconds(checkpoint: Checkpoint) -> float:

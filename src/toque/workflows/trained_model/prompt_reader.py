@@ -21,6 +21,9 @@ from toque.workflows.trained_model.prompt_format import (
     format_recipe,
 )
 
+Prompts = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+"""One prompt or several. Each is a text or a record of fields."""
+
 
 class ReadPrompt(NamedTuple):
     """A prompt in the model's training format, and its position in a call or a file."""
@@ -30,7 +33,7 @@ class ReadPrompt(NamedTuple):
 
 
 def read_prompts(
-    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+    prompts: Prompts,
     file: str | Path | None,
     *,
     task: Task | OwnTask | None,
@@ -118,13 +121,12 @@ def _read_record(
     record: Mapping[str, Any], where: str, task: Task | OwnTask | None
 ) -> tuple[str, str]:
     """Return the content of a record's prompt, which must not be blank, and the prompt."""
-    has_prompt = isinstance(record.get("prompt"), str)
     if isinstance(task, OwnTask):
         has_fields = not record.keys().isdisjoint(fields_in(task.prompt))
         if has_fields or "prompt" not in record:
             text = fill_prompt(task, record, where)
             return text, text
-    if has_prompt:
+    if isinstance(record.get("prompt"), str):
         return record["prompt"], prompt_of(record)
 
     title = record.get("title")
