@@ -3,7 +3,7 @@
 import pytest
 
 from fixtures.row_forms import FORMS, read_form
-from toque.config import RunConfig
+from workflows.test_chat_bases import chat_base
 
 USED = {
     "Alpaca with input": {"instruction", "input", "output"},
@@ -13,7 +13,6 @@ USED = {
     "messages": {"system", "user", "answer", "user2", "answer2"},
     "ShareGPT": {"system", "user", "answer", "user2", "answer2"},
     "prompt and completion as messages": {"system", "user", "answer"},
-    "preferences": {"prompt", "chosen", "rejected"},
     "CSV": {"question", "answer"},
     "saved Dataset": {"system", "user", "answer", "user2", "answer2"},
     "DatasetDict": {"instruction", "input", "output"},
@@ -24,8 +23,6 @@ USED = {
 
 @pytest.mark.parametrize("name", USED)
 def test_every_field_is_read_or_named(name, tmp_path):
-    if name == "preferences" and "objective" not in RunConfig.model_fields:
-        pytest.skip("no setting for the objective")
     found = read_form(name, 12, tmp_path)
     assert "refused" not in found, found
     assert (found["read"], found["lost"]) == (12, [])
@@ -33,5 +30,12 @@ def test_every_field_is_read_or_named(name, tmp_path):
     assert read == USED[name]
 
 
-def test_every_form_is_tested():
-    assert {*FORMS} == {*USED}
+def test_preferences_are_read_for_a_model_that_can_write(tokenizers_at, tmp_path):
+    base = chat_base(
+        tmp_path / "base", tokenizers_at["decoder"], end="<|endoftext|>", template=None
+    )
+    found = read_form("preferences", 12, tmp_path, start_from=base)
+    assert "refused" not in found, found
+    assert found["lost"] == []
+    assert {*found["places"].values()} == {"12 of 12"}
+    assert {*FORMS} == {*USED, "preferences"}

@@ -12,12 +12,13 @@ import pytest
 import toque
 from fixtures.kitchens import TINY, tiny_config
 from toque.cli import main
-from toque.config import RunConfig
 from toque.data.prepare.conversation_rows import CUT_ANSWERS
 from toque.data.prepare.preference_rows import CUT_PAIRS
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
 from toque.storage.download import CACHE_VARIABLE
+from toque.workflows.diagnosis.show_batch import show_batch
+from toque.workflows.prepare import prepare_store
 from toque.workflows.prepared_store import open_store
 from workflows.test_chat_bases import chat_base
 
@@ -30,9 +31,6 @@ ROWS = [
     }
     for n in range(24)
 ]
-WITH_DPO = pytest.mark.skipif(
-    "objective" not in RunConfig.model_fields, reason="no setting for the objective"
-)
 
 
 def messages_of(row: dict[str, Any], side: str, *, n_before: int = 0) -> list[dict]:
@@ -74,10 +72,22 @@ def pairs_in(store: TokenStore) -> set[tuple[str, str, str]]:
 EXPECTED = {(row["prompt"], row["chosen"], row["rejected"]) for row in ROWS}
 
 
+@pytest.fixture(scope="module")
+def base(
+    tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("chat") / "base"
+    return chat_base(folder, tokenizers_at["decoder"], end="<|endoftext|>")
+
+
 @pytest.fixture
-def config(tmp_path: Path) -> toque.RunConfig:
-    store = {"sources": [], "store": str(tmp_path / "store")}
-    return tiny_config(run_dir=str(tmp_path / "run"), data=store)
+def config(base: Path, tmp_path: Path) -> toque.RunConfig:
+    return toque.configure(
+        TINY | {"model": {"family": "auto", "start_from": str(base)}},
+        run_dir=str(tmp_path / "run"),
+        objective={"kind": "dpo"},
+        data={"sources": [], "store": str(tmp_path / "store")},
+    )
 
 
 @pytest.mark.parametrize("form", ["list", "dataset", "frame"])
@@ -122,7 +132,7 @@ def test_a_dataset_is_read_like_a_file(kind, config, tmp_path, monkeypatch):
             "store": config.data.store,
         },
     )
-    result = toque.prepare(changed)
+    result = prepare_store(changed)
     assert pairs_in(result.store) == EXPECTED
     assert open_store(changed).has_pairs  # the same reader
 
@@ -137,25 +147,13 @@ def test_an_encoder_does_not_read_several_turns(config, tmp_path):
         toque.prepare(changed)
 
 
-@pytest.fixture(scope="module")
-def base(
-    tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    folder = tmp_path_factory.mktemp("chat") / "base"
-    return chat_base(folder, tokenizers_at["decoder"], end="<|endoftext|>")
-
-
 @pytest.mark.parametrize("n_before", [0, 2])
 def test_messages_use_the_chat_template_and_only_the_last_answer_is_a_target(
-    n_before, base, tmp_path
+    n_before, config, tmp_path
 ):
     path = write(tmp_path / "talks.jsonl", talks(n_before=n_before))
-    config = toque.configure(
-        TINY | {"model": {"family": "auto", "start_from": str(base)}},
-        run_dir=str(tmp_path / "run"),
-        data={"sources": [{"path": path}], "store": str(tmp_path / "store"),
-              "max_prompt_tokens": 200, "max_target_tokens": 200},
-    )  # fmt: skip
+    limits = {"max_prompt_tokens": 200, "max_target_tokens": 200}
+    config = toque.configure(config, data={"sources": [{"path": path}], **limits})
     store = toque.prepare(config).store
     codec = store.codec()
     for row in store.pair_rows("train").tolist():
@@ -213,16 +211,39 @@ def test_the_report_of_prepare_shows_dropped_pairs(tmp_path, capsys):
     assert "json-lines chosen and rejected texts" in shown
 
 
-@WITH_DPO
-def test_a_first_configuration_of_pairs_has_the_objective(tmp_path, monkeypatch):
+def test_a_first_configuration_of_pairs_has_the_objective(base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "pairs.jsonl", ROWS)
-    made = toque.init("pairs.jsonl", to="pairs.yaml")
+    made = toque.init("pairs.jsonl", to="pairs.yaml", start_from=base)
     text = made.file.read_text()
     assert "objective: {kind: dpo}" in text
     assert "tasks" not in text
-    assert made.sources[0].kind == "preference pairs"
-    assert "Preference pairs need a model that already writes such answers" in str(made)
+    assert made.config.objective.kind == "dpo"
+    assert made.config.optim.peak_lr == pytest.approx(5e-5)
+    assert "24 preference pairs" in str(made)
+    assert pairs_in(toque.prepare(made.config).store) == EXPECTED
+    shown = str(show_batch(made.config, max_examples=48))
+    assert ", chosen\n" in shown
+    assert ", rejected\n" in shown
     (tmp_path / "qa.jsonl").write_text('{"question": "Why?", "answer": "So."}\n')
     with pytest.raises(ConfigError, match="a store has only one of the two"):
-        toque.init(["pairs.jsonl", "qa.jsonl"], to="both.yaml")
+        toque.init(["pairs.jsonl", "qa.jsonl"], to="both.yaml", start_from=base)
+
+
+def test_a_first_configuration_of_pairs_needs_a_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"q": r["prompt"], "j": r["chosen"], "k": r["rejected"]} for r in ROWS]
+    write(tmp_path / "pairs.jsonl", rows)
+    columns = [
+        "--columns",
+        "prompt=q",
+        "--columns",
+        "chosen=j",
+        "--columns",
+        "rejected=k",
+    ]
+    assert main(["init", "pairs.jsonl", *columns]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "pairs.jsonl has preference pairs" in error
+    assert "so --start-from must name one" in error
+    assert "use --columns prompt=q --columns target=j." in error

@@ -49,6 +49,9 @@ _WRITING: Final = 0.25
 (lab/performance.md, "Threads that wait")."""
 _FORWARD_PASSES_PER_UPDATE: Final = 3
 """Work of an update, in forward passes. An evaluation computes only the forward pass."""
+_PREFERENCE_LR: Final = 0.1
+"""Peak rate for preference pairs, as a fraction of the rate for imitation. A guess: usual rates are
+1e-6 to 1e-5 for all weights (docs/guides/learn-from-preferences.md)."""
 _COMMENT_COLUMN: Final = 29
 """Column of the comments at the ends of lines."""
 
@@ -70,7 +73,7 @@ def render_config(
         _render_model(draft.model, base, plan),
         _render_data(draft, survey, file, base),
         *_render_objective(survey),
-        _render_optim(base, plan),
+        _render_optim(survey, base, plan),
         _render_train(draft.train.stop_after, plan, batch),
         _render_evaluation(survey, plan),
     )
@@ -185,7 +188,7 @@ def _render_optional_data(kinds: set[str], base: MeasuredBase) -> str:
     return dedup
 
 
-def _render_optim(base: MeasuredBase, plan: Plan) -> str:
+def _render_optim(survey: Survey, base: MeasuredBase, plan: Plan) -> str:
     if isinstance(plan, Choice):
         optimizer = "  name: muon   # for matrices, AdamW for the rest\n"
         peak_lr = plan.size.peak_lr
@@ -196,6 +199,8 @@ def _render_optim(base: MeasuredBase, plan: Plan) -> str:
     else:
         optimizer = weight_decay = ""
         peak_lr = tuned_lr(base.parameters, adapted=base.is_adapted)
+        if PREFERENCES in kinds_of(survey):
+            peak_lr = float(f"{_PREFERENCE_LR * peak_lr:.1g}")
         schedule = "cosine"
     return f"""\
 optim:

@@ -19,7 +19,11 @@ from toque.hardware.processor import WORTH_WHILE, ProcessorUse, usable_cores
 from toque.reporter import SILENT, Reporter
 from toque.sources.hub_datasets import saved_splits
 from toque.sources.layouts import RefusedFileError, columns_in_words, shown_names
-from toque.sources.preference_pairs import refuse_mixture
+from toque.sources.preference_pairs import (
+    CHOSEN,
+    PreferenceReader,
+    refuse_mixture,
+)
 from toque.sources.records import Source
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
@@ -58,7 +62,6 @@ from toque.workflows.first_config.source_survey import (
     SurveyedSource,
     kinds_of,
     remark_on_few_records,
-    remark_on_new_model_of_pairs,
     survey_sources,
     total_records,
     total_rows,
@@ -134,7 +137,8 @@ def init(
         The file, its configuration, and the contents of each source.
 
     Raises:
-        ConfigError: `to` exists or is not writable, or a value is invalid.
+        ConfigError: `to` exists or is not writable, or a value is invalid. Or the sources have
+            preference pairs, and `start_from` is scratch.
         DataError: A source cannot be found or recognised, or has no usable record.
     """
     source_paths = [sources] if isinstance(sources, str | Path) else list(sources)
@@ -162,6 +166,8 @@ def init(
     with reporter.working("reading the files"):
         local_sources = _open_local_sources(draft, reporter.notice)
         refuse_mixture(local_sources)
+        if start == "scratch":
+            _refuse_pairs(local_sources)
         survey = survey_sources(draft, local_sources)
 
     if start == "scratch":
@@ -175,7 +181,7 @@ def init(
     remarks = [remark for source in survey for remark in source.remarks]
     remarks += [*run.base.remarks, *split_remarks]
     if start == "scratch":
-        remarks += remark_on_new_model_of_pairs(survey) or remark_on_few_records(survey)
+        remarks += remark_on_few_records(survey)
     forecast = "" if run.plan is None else run.plan.forecast(total)
     return Initialised(file, config, tuple(survey), tuple(remarks), forecast)
 
@@ -409,6 +415,31 @@ def _open_local_sources(
         return open_sources(config.model_copy(update={"data": data}), say=notice)
     except RefusedFileError as error:
         raise RefusedFileError(_name_arguments(error), error.why) from error
+
+
+def _refuse_pairs(sources: Sequence[Source]) -> None:
+    """Raise a ConfigError if a new model would learn from preference pairs."""
+    for source in sources:
+        reader = source.reader
+        if not isinstance(reader, PreferenceReader):
+            continue
+        advice = ""
+        if reader.form == "texts" and "prompt" in reader.columns:
+            columns = {
+                "prompt": reader.columns["prompt"],
+                "target": reader.columns[CHOSEN],
+            }
+            arguments = [
+                _format_argument(part, field) for part, field in columns.items()
+            ]
+            advice = (
+                f" To imitate the chosen answers instead, use {' '.join(arguments)}."
+            )
+        raise ConfigError(
+            f"{source.path} has preference pairs. They improve a model that can already write, "
+            f"so {argument('start_from')} must name one: the model folder of a run, or a Hugging "
+            f"Face name.{advice}"
+        )
 
 
 def _name_arguments(error: RefusedFileError) -> str:

@@ -153,18 +153,6 @@ def remark_on_few_records(survey: Survey) -> list[str]:
     return [remark]
 
 
-def remark_on_new_model_of_pairs(survey: Survey) -> list[str]:
-    """Warn if a new model would learn only from preference pairs."""
-    if PREFERENCES not in kinds_of(survey):
-        return []
-    remark = (
-        "Preference pairs need a model that already writes such answers, because they only move "
-        "its choice between two answers. Start from a model that was trained on prompts and "
-        "answers like these."
-    )
-    return [remark]
-
-
 @dataclass
 class _Start:
     """Counts and texts of a source's first records."""
