@@ -25,6 +25,9 @@ class _Rows:
     example_ids: tuple[tuple[int, ...], ...]
     """Store rows of the examples in each batch row, in order, for replay and error messages.
     """
+    label_weights: Tensor | None = field(default=None, kw_only=True)
+    """Factors of the labels' losses, float32 in the shape of `labels`. They may be negative. None:
+    all are 1."""
     labelled: tuple[int, ...] | None = field(default=None, kw_only=True)
     """Number of tokens with loss in each row, if counted on the CPU. Counting on a GPU would wait
     for it.

@@ -16,6 +16,14 @@ _RUN_FOLDERS = {"best", "checkpoints", "model", "outbox", "set-aside"}
 """Subfolders of a run folder in which the run deletes and replaces files."""
 
 
+_FROM_REWARDS = ("grpo", "best_of")
+_SETTINGS_OF_OBJECTIVES: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("dpo",): ("beta", "label_smoothing", "sft_weight", "length_normalised"),
+    _FROM_REWARDS: ("rewards", "samples", "temperature", "kl"),
+}
+"""Settings of `objective`, by the kinds that use them."""
+
+
 class Conflict(NamedTuple):
     """Two settings that cannot be combined. The user should change the first one."""
 
@@ -130,22 +138,30 @@ def _adapter_conflicts(config: RunConfig) -> Iterator[Conflict]:
 def _objective_conflicts(config: RunConfig) -> Iterator[Conflict]:
     """Yield conflicts of the objective with its own settings and with other sections."""
     objective = config.objective
-    if objective.kind == "sft":
-        for name in objective.model_fields_set - {"kind"}:
-            if getattr(objective, name) != type(objective).model_fields[name].default:
+    for kinds, names in _SETTINGS_OF_OBJECTIVES.items():
+        for name in names:
+            is_set = (
+                getattr(objective, name) != type(objective).model_fields[name].default
+            )
+            if is_set and objective.kind not in kinds:
                 yield Conflict(
                     f"objective.{name}",
                     "objective.kind",
-                    f"only dpo uses it. Set `objective.kind` to dpo, or remove `objective.{name}`.",
+                    f"only {' and '.join(kinds)} use it. Set `objective.kind` to {kinds[0]}, or "
+                    f"remove `objective.{name}`.",
                 )
+    if objective.kind == "sft":
         return
+
+    if objective.kind in _FROM_REWARDS:
+        yield from _reward_conflicts(config)
 
     if config.model.start_from == "scratch":
         yield Conflict(
             "objective.kind",
             "model.start_from",
-            "preferences improve a model that can already write. Set `model.start_from` to the "
-            "`model/` folder of a run, or to another checkpoint.",
+            f"{objective.kind} improves a model that can already write. Set `model.start_from` to "
+            "the `model/` folder of a run, or to another checkpoint.",
         )
     others = {"span_corruption": "prompts", "augmentation": "texts"}
     for section, changed in others.items():
@@ -153,14 +169,42 @@ def _objective_conflicts(config: RunConfig) -> Iterator[Conflict]:
             yield Conflict(
                 section,
                 "objective.kind",
-                f"the answers of a pair belong to the same prompt, and {section} changes "
+                f"{objective.kind} compares texts for the same prompt, and {section} changes "
                 f"{changed}. Remove `{section}`.",
             )
     if config.optim.label_smoothing:
+        remedy = "Set it to 0."
+        if objective.kind == "dpo":
+            remedy = "Use `objective.label_smoothing`."
         yield Conflict(
             "optim.label_smoothing",
             "objective.kind",
-            "a pair has no distribution over the vocabulary. Use `objective.label_smoothing`.",
+            f"{objective.kind} needs the exact probabilities of texts. {remedy}",
+        )
+
+
+def _reward_conflicts(config: RunConfig) -> Iterator[Conflict]:
+    """Yield conflicts of objectives that learn from rewards."""
+    if not config.objective.rewards:
+        yield Conflict(
+            "objective.rewards",
+            "objective.kind",
+            "there is nothing to learn from. Set it to scores and their weights, e.g. "
+            "{recipe_score: 1.0}.",
+        )
+    if config.train.batch.unit != "examples":
+        yield Conflict(
+            "train.batch",
+            "objective.kind",
+            "the texts of an update do not exist yet, so it has a number of prompts. Set "
+            '`train.batch` to a number of examples such as "8 examples".',
+        )
+    if config.objective.kl and config.train.strategy == "fsdp":
+        yield Conflict(
+            "objective.kl",
+            "train.strategy",
+            "the reference model would need the memory that fsdp saves. Set `objective.kl` to 0, "
+            "or use ddp.",
         )
 
 

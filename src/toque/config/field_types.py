@@ -231,6 +231,16 @@ ScoreName = Annotated[
 ]
 """A metric of the evaluations during training. A run that does not compute it is refused."""
 
+RewardName = Annotated[
+    str,
+    Predicate(
+        lambda name: (
+            bool(name.strip()) and (":" not in name or _PYTHON_NAME.fullmatch(name))
+        )
+    ),
+    Allowed("a recipe score such as recipe_score, or module:function"),
+]
+"""A score of generated texts. `toque.evaluation.rewards` knows the names."""
 PythonName = Annotated[str, Predicate(_PYTHON_NAME.fullmatch), Allowed("module:name")]
 """An object of the user, which is imported."""
 

@@ -224,13 +224,19 @@ def load_config(
     if trust_code:
         return resolved
 
-    foreign = {}
+    foreign: dict[str, dict[str, str]] = {}
     code = names_of_code(resolved.config.model_dump(mode="json"))
     for setting, names in code.items():
-        # The user wrote the command line, so its code is trusted.
-        if resolved.origins[setting] != COMMAND_LINE:
-            origin = settings.origin(tuple(setting.split(".")))
-            foreign[setting] = dict.fromkeys(names, origin)
+        path = tuple(setting.split("."))
+        for name in names:
+            # A mapping such as objective.rewards has an origin for each of its names.
+            origin = settings.origin(path)
+            for value_path in (path, (*path, name)):
+                if settings.has(value_path):
+                    origin = settings.origin(value_path)
+            # The user wrote the command line, so its code is trusted.
+            if origin != COMMAND_LINE:
+                foreign.setdefault(setting, {})[name] = origin
     return replace(resolved, config=resolved.config.with_foreign_code(foreign))
 
 

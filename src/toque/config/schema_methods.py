@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
+from annotated_types import Predicate
 from pydantic import Field, create_model
 
 from toque.config.field_types import (
@@ -15,6 +17,7 @@ from toque.config.field_types import (
     DifficultyName,
     Fraction,
     Interval,
+    RewardName,
 )
 from toque.units import Duration
 
@@ -49,11 +52,13 @@ class AdapterConfig(Config):
 
 
 class ObjectiveConfig(Config):
-    """What training minimises (docs/guides/learn-from-preferences.md)."""
+    """The loss that training minimises (docs/guides/learn-from-preferences.md)."""
 
-    kind: Literal["sft", "dpo"] = "sft"
+    kind: Literal["sft", "dpo", "grpo", "best_of"] = "sft"
     """sft: cross-entropy of the targets. dpo: prefer the chosen to the rejected answer of each pair
-    (Rafailov et al. 2023). The reference is the model that the run starts from."""
+    (Rafailov et al. 2023). The reference is the model that the run starts from. grpo: generate
+    texts and learn from their rewards (Shao et al. 2024). best_of: generate texts and imitate the
+    best one (Dong et al. 2023)."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """dpo: strength of the pull towards the reference. A smaller beta allows larger changes."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -63,6 +68,17 @@ class ObjectiveConfig(Config):
     2024). 1 keeps the probability of chosen answers from falling."""
     length_normalised: bool = False
     """dpo: divide the log-probability of an answer by its number of tokens."""
+    rewards: dict[RewardName, Annotated[float, Predicate(math.isfinite)]] = {}  # noqa: RUF012
+    """grpo and best_of: scores of a text and their weights, e.g. {recipe_score: 1.0}. A function of
+    your own is module:function. It is called with lists of prompts, texts and references, and
+    returns one number per text (docs/guides/learn-from-rewards.md)."""
+    samples: Annotated[int, Field(ge=2)] = 8
+    """grpo and best_of: texts per prompt."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """grpo and best_of: divisor of the logits when texts are generated."""
+    kl: Annotated[float, Field(ge=0)] = 0.0
+    """grpo and best_of: weight of the divergence from the model that the run starts from, per
+    token. Above 0, a copy of that model stays in memory."""
 
 
 class CyclesConfig(Config):

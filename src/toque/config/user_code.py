@@ -19,6 +19,7 @@ ForeignCode = Mapping[str, Mapping[str, str]]
 """Untrusted code: setting -> name of the code -> its file and line."""
 CODE_SETTINGS = {
     "evaluation.metrics": "evaluation.metrics=auto",
+    "objective.rewards": "objective.kind=sft objective.rewards={}",
     "observe.callbacks": "observe.callbacks=[]",
     "optim.name": "optim.name=adamw",
 }
@@ -64,6 +65,8 @@ def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
     names_by_setting = {}
     for setting, value in candidates.items():
         items = [value] if isinstance(value, str) else value
+        if isinstance(items, Mapping):
+            items = [*items]
         if not isinstance(items, list | tuple):
             continue
         names = [item for item in items if ":" in item]

@@ -110,7 +110,7 @@ class HeldOut:
     count: Callable[[Batch], int] = count_targets
     """Divisor of `loss_sum`: target tokens or pairs."""
     measurements: Measurements = field(default_factory=Measurements)
-    """What `loss_sum` measures in addition. Only pairs have any."""
+    """Additional sums of `loss_sum`. Only pairs have them."""
 
     @property
     def n_examples(self) -> int:

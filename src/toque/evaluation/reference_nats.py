@@ -113,7 +113,7 @@ class _Saved(NamedTuple):
 
 
 def _read(path: Path) -> _Saved | None:
-    """Read a reference, or return None if there is no complete file."""
+    """Read a reference, or return None if the file is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return _Saved(str(file["key"]), file["nats"].astype(np.float32))

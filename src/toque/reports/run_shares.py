@@ -24,6 +24,7 @@ MATMULS: Final = "matmuls"
 PADDING: Final = "padding"
 COMPUTING: Final = "other computing"
 OPTIMIZER: Final = "optimizer"
+ROLLOUTS: Final = "generating texts to learn from"
 RANKS: Final = "summing over processes"
 HOST: Final = "records and callbacks"
 STARTING: Final = "starting a session"
@@ -41,6 +42,7 @@ STILL: Final = "standing still"
 
 _PARTS_OF_SHARE: Final[Mapping[str, Sequence[str]]] = {
     DATA: ("data_wait",),
+    ROLLOUTS: ("rollouts",),
     RANKS: ("ranks",),
     STARTING: ("starting",),
     COMPILING: ("compiling",),

@@ -53,6 +53,7 @@ class Phases:
 Part = Literal[
     "starting",  # before the first update of a session
     "data_wait",  # waiting for a batch
+    "rollouts",  # generating and scoring the texts of an update
     "forward_backward",  # computing the loss and its gradients
     "ranks",  # summing gradients over ranks
     "clip",  # gradient norm, clipping and the check for outliers

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.batch import Batch
-from toque.data.loader.batch_stream import BatchStream, Prefetch, Step
+from toque.data.loader.batch_stream import BatchStream, Feed, Prefetch, Step
 from toque.errors import DataError, Interrupted, NonFiniteError
 from toque.hardware.memory import free_bytes, is_out_of_memory, release_memory
 from toque.models.forward.random_draws import refuse_unkeyed_draws
@@ -38,7 +38,7 @@ from toque.training.micro_batch import OomFallback
 from toque.training.nan_tracer import NonFiniteOrigin, find_nonfinite_origin
 from toque.training.objectives.measurements import Measurements
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.phases import PartClock
+from toque.training.phases import Part, PartClock
 from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED, TAKEN_OVER
 from toque.training.update_guard import PendingUpdate, UpdateGuard
@@ -83,7 +83,7 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
-    # What the loss function measures, in addition to the loss.
+    # Additional measurements of the loss function.
     measurements: Measurements = field(default_factory=Measurements)
     # How the ranks share the model and an update; None for a single process.
     sharing: DataParallel | None = None
@@ -94,7 +94,8 @@ class Trainer:
     base_sha256: str | None = None
     # SHA-256 of the manifest of the checkpoint that the run started from.
     begun_from: str | None = None
-    prefetch: Callable[[BatchStream, Cursor], Prefetch] = Prefetch
+    prefetch: Callable[[BatchStream, Cursor], Feed] = Prefetch
+    feed_part: Part = "data_wait"  # what the time until a batch counts as
     background_saves: bool = False  # `fit` still waits for the last save
     layout: CheckpointLayout = "whole"
     progress: Progress = Progress()
@@ -183,7 +184,7 @@ class Trainer:
                 self.callbacks.tell(Callback.on_before_step, self.progress)
                 self.clock.lap("observers", slowed=self.callbacks.are_slow)
                 planned, batch = prefetch.next()
-                self.clock.lap("data_wait")
+                self.clock.lap(self.feed_part)
 
                 info = self.step(planned, batch, started=started)
                 self.progress = info.progress
@@ -222,7 +223,8 @@ class Trainer:
         if started is None:
             started = time.perf_counter()
         loss = self._compute_gradients(batch or planned.batch, planned.loss_count)
-        measured = self.measurements.means(self._ranks, count=planned.loss_count)
+        means = self.measurements.means(self._ranks, count=planned.loss_count)
+        measured = means | {n: torch.tensor(v) for n, v in planned.measured.items()}
         lr = self.lr_at(self.progress)  # a function of progress has no state to restore
         grad_norm = self._update_weights(loss, lr, planned.batch)
 

@@ -14,13 +14,15 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig, config_sha256
 from toque.cooking.augmentation import Rewriting
-from toque.data.loader.batch_stream import BatchStream
+from toque.data.loader.batch_stream import BatchStream, Feed
 from toque.data.loader.collate import Layout
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.evaluator import Evaluator, goal_of, watched_metrics
 from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.reference_nats import find_reference
+from toque.evaluation.rewards import Rewards
+from toque.evaluation.rollouts import Rollouts, RolloutSettings
 from toque.evaluation.sample_writer import SampleWriter, highlight
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import ScoresByTask
@@ -46,7 +48,12 @@ from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.launcher import is_launched
 from toque.training.lr_schedules import make_schedule
 from toque.training.micro_batch import OomFallback
-from toque.training.objectives.objective import Objective, imitation, preference
+from toque.training.objectives.objective import (
+    Objective,
+    imitation,
+    policy,
+    preference,
+)
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.live_progress import ConsoleProgress, Summary
 from toque.training.observers.metrics_log import MetricsLog, start_event
@@ -67,6 +74,7 @@ from toque.training.stopping import CommandClock, Interrupt, Patience
 from toque.training.strategy import PlacedModel, place_model
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
+from toque.units import Cursor
 from toque.workflows.banner import Banner, build_banner
 from toque.workflows.run_folder.continuation import is_at_end
 from toque.workflows.run_length import (
@@ -224,10 +232,16 @@ def _build_parts(
     return _Parts(config, store, runtime, placed, stream, fitted, reporter, reference)
 
 
+def _learns_from_rewards(config: RunConfig) -> bool:
+    return config.objective.kind in ("grpo", "best_of")
+
+
 def _build_objective(parts: _Parts) -> Objective:
     """Build the objective of the updates. Every call returns its own measurements."""
     config = parts.config
     chunk_rows = head_rows(config.train.optimisations)
+    if _learns_from_rewards(config):
+        return policy(config.objective, parts.placed.model, chunk_rows=chunk_rows)
     if parts.reference is None:
         smoothing = config.optim.label_smoothing
         return imitation(smoothing=smoothing, chunk_rows=chunk_rows)
@@ -408,7 +422,8 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
         oom_fallback=OomFallback.from_resources(
             parts.folder, resources, callbacks, rank=ranks.rank
         ),
-        prefetch=choose_prefetch(switches, runtime),
+        prefetch=_choose_feed(parts),
+        feed_part="rollouts" if _learns_from_rewards(config) else "data_wait",
         clock=PartClock(compiling=compile_clock),
         # The session: its length, evaluations and checkpoints.
         schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
@@ -426,6 +441,21 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
         check_reached=refuse_unreached if is_adapted(model) else None,
         notes=_list_notes(parts),
     )
+
+
+def _choose_feed(parts: _Parts) -> Callable[[BatchStream, Cursor], Feed]:
+    """Choose where the batches come from: the store, or the texts of the model in training."""
+    config, store = parts.config, parts.store
+    if not _learns_from_rewards(config):
+        return choose_prefetch(config.train.optimisations, parts.runtime)
+    return Rollouts(
+        store,
+        parts.stream.layout,
+        parts.placed.sharing,
+        parts.runtime.ranks,
+        Rewards.from_settings(config.objective, config.foreign_code),
+        RolloutSettings.for_run(config, store, parts.placed.model, parts.runtime),
+    ).feed
 
 
 def _build_gradient_noise(config: RunConfig) -> GradientNoise | None:

@@ -7,11 +7,11 @@ cursor, so a checkpoint stores the position of the last trained batch, not of th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ class Step:
     loss_count: int  # divisor of the summed loss: target tokens with loss, or pairs
     # Curriculum stage, from 1. None without a curriculum.
     stage: int | None = None
+    # Measurements of generated texts, by metric name, as means over all ranks.
+    measured: Mapping[str, float] = field(default_factory=dict)
 
     def progress_after(self, before: Progress, seconds: float) -> Progress:
         """Compute the run's progress after this update, which took `seconds`."""
@@ -384,7 +386,7 @@ def refuse_other_objective(kind: str, store: TokenStore) -> None:
     """Refuse to imitate the rejected answers of pairs, and to compare answers without pairs.
 
     Raises:
-        ConfigError: The store has pairs and `objective.kind` is sft, or it has none and it is dpo.
+        ConfigError: The store has pairs and `objective.kind` is not dpo, or the reverse.
     """
     if store.has_pairs and kind != "dpo":
         raise ConfigError(
@@ -453,6 +455,19 @@ class DeviceFeed:
             # Otherwise the copy stream could reuse the tensor's memory too early.
             tensor.record_stream(stream)
         return batch
+
+
+class Feed(Protocol):
+    """Queue of updates for the training loop."""
+
+    def __enter__(self) -> Self:
+        """Start to prepare updates."""
+
+    def __exit__(self, *_: object) -> None:
+        """Stop to prepare updates."""
+
+    def next(self) -> tuple[Step, Batch]:
+        """Return the next update and its batch, on the device if there is a feed."""
 
 
 class Prefetch:

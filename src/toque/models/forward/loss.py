@@ -35,12 +35,11 @@ def loss_sum(
     *,
     smoothing: float = 0.0,
     chunk_rows: int | None = None,
-    label_weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the cross-entropy of the batch's labels in nats, [] float32: a sum, not an average.
 
-    The loss of a batch equals the sum of its parts' losses, however it is divided. The keyword
-    arguments are passed to `cross_entropy_sum`.
+    The loss of a batch equals the sum of its parts' losses, however it is divided. Labels with a
+    weight count as often as their weight. The keyword arguments are passed to `cross_entropy_sum`.
     """
     weight, bias = output_head(model)
     n_labels = None if batch.labelled is None else sum(batch.labelled)
@@ -53,7 +52,7 @@ def loss_sum(
         chunk_rows=chunk_rows,
         n_labels=n_labels,
         cap=logit_cap(model),
-        label_weights=label_weights,
+        label_weights=batch.label_weights,
     )
 
 

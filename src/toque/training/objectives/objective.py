@@ -1,13 +1,15 @@
-"""Objectives: what an update minimises, as a sum over its batch that is divided once."""
+"""Objectives: the loss that an update minimises, as a sum over its batch, divided once."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from toque.batch import Batch
 from toque.config.schema_methods import ObjectiveConfig
@@ -15,6 +17,7 @@ from toque.models.forward.loss import loss_sum
 from toque.training.distributed.data_parallel import LossFn
 from toque.training.objectives.dpo import PreferenceLoss
 from toque.training.objectives.measurements import Measurements
+from toque.training.objectives.policy_gradient import DivergenceLoss
 
 
 def count_targets(batch: Batch) -> int:
@@ -29,7 +32,7 @@ def count_pairs(batch: Batch) -> int:
 
 @dataclass(frozen=True)
 class Objective:
-    """Loss function of a batch, and what it measures."""
+    """Loss function of a batch, and its measurements."""
 
     loss_fn: LossFn
     """Sum over the batch, []."""
@@ -41,6 +44,17 @@ class Objective:
 def imitation(*, smoothing: float = 0.0, chunk_rows: int | None = None) -> Objective:
     """Return the objective sft: the cross-entropy of the targets in nats."""
     return Objective(partial(loss_sum, smoothing=smoothing, chunk_rows=chunk_rows))
+
+
+def policy(
+    settings: ObjectiveConfig, model: nn.Module, *, chunk_rows: int | None = None
+) -> Objective:
+    """Return the objective of grpo and best_of. With `kl`, `model` is copied as the reference."""
+    if not settings.kl:
+        return imitation(chunk_rows=chunk_rows)
+    reference = copy.deepcopy(model).requires_grad_(requires_grad=False)
+    loss_fn = DivergenceLoss(settings.kl, reference, chunk_rows)
+    return Objective(loss_fn, measurements=loss_fn.measurements)
 
 
 def preference(

@@ -4,17 +4,16 @@ A text i has the weight w_i, and an update minimises sum(w_i nats_i). For grpo t
 advantage of the text in its group (Shao et al. 2024, arXiv 2402.03300, section 4.1.2). The texts
 come from the weights in training, so the ratio of new and old probabilities is 1, and clipping
 never acts. For best_of the weight is 1 for the best text of a prompt (Dong et al. 2023, arXiv
-2304.06767), and the other texts are not in the batch.
+2304.06767). The batch contains only texts with a weight.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from toque.batch import IGNORE, Batch
@@ -25,7 +24,6 @@ from toque.models.forward.example_losses import (
     spread_by_example,
     weighted_loss_sum,
 )
-from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import evaluating
 from toque.training.objectives.measurements import Measurements
 
@@ -51,56 +49,43 @@ def advantages(rewards: Floats) -> Floats:
     return result
 
 
-@dataclass
-class PolicyLoss:
-    """Loss function of generated texts: the sum of weight times nats over the texts of a batch.
+def with_weights(batch: Batch, weights: Floats) -> Batch:
+    """Give every label the weight of its example. `example_ids` are indices into `weights`."""
+    values = np.zeros((batch.n_rows, most_examples(batch)), np.float32)
+    for row, ids in enumerate(batch.example_ids):
+        values[row, : len(ids)] = weights[list(ids)]
+    spread = spread_by_example(torch.from_numpy(values), batch)
+    return replace(batch, label_weights=spread * (batch.labels != IGNORE))
 
-    Whoever generates the texts of an update sets `weights` before the update.
-    """
 
-    kl: float = 0.0
-    """Weight of the Kullback-Leibler divergence from the reference model, per token."""
-    reference: nn.Module | None = None
-    """The reference model. Only needed with `kl`."""
+@dataclass(frozen=True)
+class DivergenceLoss:
+    """Loss function of weighted texts with a penalty for the divergence from a reference model."""
+
+    kl: float
+    """Weight of the Kullback-Leibler divergence, per token."""
+    reference: nn.Module
     chunk_rows: int | None = None
-    weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """Weights of the texts, by their ids in `batch.example_ids`."""
-
-    def __post_init__(self) -> None:
-        self.measurements = Measurements(("kl",) if self.kl else ())
+    measurements: Measurements = field(default_factory=lambda: Measurements(("kl",)))
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Compute the weighted sum, and add the divergence, [] float32."""
-        is_labelled = batch.labels != IGNORE
-        weights = self._weights_of(batch).to(batch.labels.device) * is_labelled
-        if self.reference is None:
-            return loss_sum(
-                model, batch, chunk_rows=self.chunk_rows, label_weights=weights
-            )
+        """Compute the weighted sum of nats plus the weighted divergence, [] float32."""
         with evaluating(self.reference), torch.no_grad():
             reference = log_probabilities(self.reference, batch)
-        weigh = partial(self._weigh, weights, reference, is_labelled)
+        weigh = partial(self._weigh, batch, reference)
         return weighted_loss_sum(model, batch, weigh, chunk_rows=self.chunk_rows)
 
     def _weigh(
-        self, weights: Tensor, reference: Tensor, is_labelled: Tensor, nats: Tensor
+        self, batch: Batch, reference: Tensor, nats: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add the divergence: the estimator k3 of Schulman 2020, "Approximating KL divergence".
 
         With the log-ratio d = log p_reference - log p, it is exp(d) - 1 - d per token.
         """
-        log_ratio = (reference + nats) * is_labelled
+        assert batch.label_weights is not None
+        log_ratio = (reference + nats) * (batch.labels != IGNORE)
         slope = torch.expm1(log_ratio)
         divergence = (slope - log_ratio).sum()
         self.measurements.add(divergence[None])
-        loss = (weights * nats).sum() + self.kl * divergence
-        return loss, weights + self.kl * slope
-
-    def _weights_of(self, batch: Batch) -> Tensor:
-        """Give every label the weight of its text, in the shape of the labels, on the CPU."""
-        values = np.zeros((batch.n_rows, most_examples(batch)), np.float32)
-        for row, ids in enumerate(batch.example_ids):
-            values[row, : len(ids)] = self.weights[list(ids)]
-        return spread_by_example(
-            torch.from_numpy(values).to(batch.labels.device), batch
-        )
+        loss = (batch.label_weights * nats).sum() + self.kl * divergence
+        return loss, batch.label_weights + self.kl * slope

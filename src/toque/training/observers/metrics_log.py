@@ -78,7 +78,7 @@ class StepWindow:
     parts: dict[str, float] = field(default_factory=dict)
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0
-    # Sums of what the objective measures, by metric name. They stay on the device.
+    # Sums of the objective's measurements, by metric name. They stay on the device.
     measured: dict[str, Tensor] = field(default_factory=dict)
     first_lr: float = math.nan  # learning rate of the first update
     last: StepInfo | None = None

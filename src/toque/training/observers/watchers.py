@@ -239,6 +239,8 @@ class Watchers:
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
     """Function that returns a record's numbers by their names in trackers."""
+    losses_compare: bool = True
+    """Whether the training loss and the held-out loss are the same function."""
     open_feeds: list[TrackerFeed] = field(default_factory=list)
     """Feeds that the command must finish."""
 
@@ -282,11 +284,20 @@ class Watchers:
             name: tracker_connector(name, folder=run, settings=settings)
             for name in observe.trackers
         }
-        return cls(objects, _resolve_address(observe.webhook), trackers, run, values)
+        return cls(
+            objects,
+            _resolve_address(observe.webhook),
+            trackers,
+            run,
+            values,
+            losses_compare=settings["objective"]["kind"] in ("sft", "dpo"),
+        )
 
     def callbacks(self, warn: Warn) -> list[Callback]:
         """Return the callbacks for the training loop."""
-        callbacks: list[Callback] = [Overfitting(warn=warn), DataBound(warn=warn)]
+        callbacks: list[Callback] = [DataBound(warn=warn)]
+        if self.losses_compare:
+            callbacks.append(Overfitting(warn=warn))
         for name, watcher in self.user_objects:
             callbacks.append(UserCallback(watcher, name=name, warn=warn))
         if self.webhook is not None:

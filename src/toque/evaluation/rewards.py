@@ -1,0 +1,128 @@
+"""Rewards: scores of generated texts that grpo and best_of learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+
+from toque.config.schema_methods import ObjectiveConfig
+from toque.config.user_code import ForeignCode, import_user_code
+from toque.cooking.recipe_scores import NAMES, text_metrics
+from toque.data.array_types import Floats
+from toque.errors import ConfigError, nearest_hint
+from toque.evaluation.text_scores import is_user_metric
+
+Reward = Callable[[list[str], list[str], list[str]], object]
+"""Function of prompts, texts and references that returns a number for each text."""
+_SHOWN: Final = 200  # characters of a prompt or text in a message
+_SETTING: Final = "objective.rewards"
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Weighted sum of named scores."""
+
+    functions: Mapping[str, Reward]
+    weights: Mapping[str, float]
+
+    @classmethod
+    def from_settings(cls, objective: ObjectiveConfig, foreign: ForeignCode) -> Self:
+        """Look up the scores of `objective.rewards`. Import the user's functions.
+
+        Raises:
+            ConfigError: A name is not a score, or its code is untrusted or cannot be imported.
+        """
+        functions: dict[str, Reward] = {}
+        for name in objective.rewards:
+            if is_user_metric(name):
+                function = import_user_code(
+                    foreign, name, setting=_SETTING, kind="a function"
+                )
+                if not callable(function):
+                    raise ConfigError(
+                        f"{_SETTING} names {name}, which is not a function."
+                    )
+                functions[name] = function
+            elif name in NAMES:
+                functions[name] = _recipe_reward(name)
+            else:
+                raise ConfigError(
+                    f"{_SETTING} names {name}, which is not a score."
+                    f"{nearest_hint(name, NAMES)} Use module:function, or one of "
+                    f"{', '.join(NAMES)}."
+                )
+        return cls(functions, objective.rewards)
+
+    def score(
+        self, prompts: list[str], texts: list[str], references: list[str]
+    ) -> Floats:
+        """Compute the reward of each text, [texts].
+
+        Raises:
+            ConfigError: A function fails, or does not return one finite number per text.
+        """
+        total = np.zeros(len(texts))
+        for name, function in self.functions.items():
+            values = _call(name, function, prompts, texts, references)
+            total += self.weights[name] * values
+        return total
+
+
+def _call(
+    name: str,
+    function: Reward,
+    prompts: list[str],
+    texts: list[str],
+    references: list[str],
+) -> Floats:
+    """Call a function, and check its numbers."""
+    try:
+        # Copies, because the function may change its arguments.
+        result = function([*prompts], [*texts], [*references])
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"The reward {name} failed with {type(error).__name__}: {error}. It was called with "
+            f"{len(texts)} texts. {_show(prompts[0], texts[0])} Correct the function, and run the "
+            "same command to continue."
+        ) from error
+
+    problem = ""
+    values = np.zeros(0)
+    try:
+        values = np.asarray(result, np.float64)
+    except (TypeError, ValueError):
+        problem = f"returned {type(result).__name__} instead of a list of numbers"
+    if not problem and values.ndim != 1:
+        problem = f"returned {type(result).__name__} instead of a list of numbers"
+    if not problem and len(values) != len(texts):
+        problem = f"returned {len(values)} numbers for {len(texts)} texts"
+    first = 0
+    if not problem and not np.isfinite(values).all():
+        first = int(np.flatnonzero(~np.isfinite(values))[0])
+        problem = f"returned {values[first]}"
+    if problem:
+        raise ConfigError(
+            f"The reward {name} {problem}. It must return a list with one finite number for each "
+            f"text. {_show(prompts[first], texts[first])} Correct the function, and run the same "
+            "command to continue."
+        )
+    return values
+
+
+def _show(prompt: str, text: str) -> str:
+    return f"Prompt: {prompt[:_SHOWN]!r}. Text: {text[:_SHOWN]!r}."
+
+
+def _recipe_reward(name: str) -> Reward:
+    """Return the reward of a recipe score. A text without the score has the reward 0."""
+
+    def score(prompts: Sequence[str], texts: Sequence[str], _: Sequence[str]) -> Floats:
+        pairs = zip(prompts, texts, strict=True)
+        return np.array([text_metrics(*pair).get(name, 0.0) for pair in pairs])
+
+    return score

@@ -1,0 +1,322 @@
+"""Rollouts: the texts that the model in training generates for an update, with their rewards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, Self
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from toque.batch import Batch
+from toque.config.schema import RunConfig
+from toque.config.schema_methods import ObjectiveConfig
+from toque.data.array_types import Floats
+from toque.data.loader.batch_stream import BatchStream, Step, example_keys
+from toque.data.loader.collate import Layout
+from toque.data.loader.epoch_plan import Update
+from toque.data.loader.packing import RowShape, pack
+from toque.data.store.token_column import Ids
+from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
+from toque.evaluation.rewards import Rewards
+from toque.keyed_random import key_of
+from toque.models.config_values import max_positions
+from toque.models.generation.engine import generate
+from toque.models.generation.options import GenerationOptions, Precision
+from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.data_parallel import DataParallel
+from toque.training.objectives.policy_gradient import advantages, with_weights
+from toque.training.runtime import Runtime
+from toque.units import Cursor
+
+_SEED: Final = key_of(0x726F6C6C)  # separates these random numbers from others
+_MULTIPLE: Final = 16  # tokens; row lengths are multiples of it
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that the model generated for a prompt of the store."""
+
+    row: int  # store row of the prompt
+    prompt: Ids
+    answer: Ids  # with the end token, if the model generated it
+    is_ended: bool
+    nats: float  # minus the log-probability of the answer
+
+
+class _Texts:
+    """Texts as the examples of a layout."""
+
+    def __init__(self, texts: Sequence[Text]) -> None:
+        self._texts = texts
+
+    def prompt(self, index: int, /) -> Ids:
+        """Return the prompt ids of a text."""
+        return self._texts[index].prompt
+
+    def target(self, index: int, /) -> Ids:
+        """Return the ids of a text."""
+        return self._texts[index].answer
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """Settings of the texts that are generated."""
+
+    objective: ObjectiveConfig
+    max_new_tokens: int
+    longest_prompt: int  # tokens
+    context_length: int | None  # of a decoder; None for no limit
+    seed: int
+    precision: Precision
+
+    @classmethod
+    def for_run(
+        cls,
+        config: RunConfig,
+        store: TokenStore,
+        model: PreTrainedModel,
+        runtime: Runtime,
+    ) -> Self:
+        """Collect the settings of a run.
+
+        Raises:
+            ConfigError: A training example has no prompt, or a prompt fills the context.
+        """
+        rows = store.rows("train")
+        lengths = store.prompt_lengths[rows]
+        if not lengths.all():
+            raise ConfigError(
+                f"objective.kind is {config.objective.kind}, which generates a text for every "
+                f"prompt, but the store {store.path} has documents, which have no prompts. Remove "
+                "them from data.sources, and prepare the data again."
+            )
+        if store.has_spans:
+            # The prompt of a conversation is everything before its last answer.
+            lengths = lengths + store.target_lengths[rows]
+        limit = store.manifest.settings["max_target_tokens"]
+        return cls(
+            objective=config.objective,
+            max_new_tokens=int(limit),
+            longest_prompt=int(lengths.max()),
+            context_length=max_positions(model.config),
+            seed=config.seed,
+            precision="bf16" if runtime.precision == "bf16" else "float32",
+        )
+
+
+@dataclass
+class Rollouts:
+    """Generator of the batches of grpo and best_of, with the weights in training.
+
+    The texts depend only on the weights, the seed, the cursor and the prompt, so a continued run
+    generates the same texts.
+    """
+
+    store: TokenStore
+    layout: Layout
+    sharing: DataParallel
+    ranks: Ranks
+    rewards: Rewards
+    settings: RolloutSettings
+
+    def feed(self, batches: BatchStream, cursor: Cursor) -> RolloutFeed:
+        """Return the updates from a cursor on. It replaces `Prefetch`."""
+        return RolloutFeed(self, batches, cursor)
+
+    def step(self, cursor: Cursor, update: Update) -> Step:
+        """Generate the texts of an update, score them, and give them weights."""
+        started = time.perf_counter()
+        rows = list(chain.from_iterable(update.rows))
+        own_rows = rows[self.ranks.rank :: self.ranks.world_size]
+        texts = self._generate(own_rows, cursor)
+        seconds = time.perf_counter() - started
+
+        samples = self.settings.objective.samples
+        rewards = self._score(texts).reshape(-1, samples)
+        weights = self._weigh(rewards).ravel()
+        used = np.flatnonzero(weights)
+        batch = with_weights(self._batch([texts[i] for i in used]), weights[used])
+        n_learnt = sum(len(texts[i].answer) for i in used)
+        measured = self._measure(texts, rewards, seconds)
+
+        counts = [batch.n_tokens, n_learnt, len(texts)]
+        n_tokens, n_targets, n_texts = map(int, self.ranks.all_reduce_sum(counts))
+        loss_count = max(1, n_targets)
+        if self.settings.objective.kind == "grpo":
+            # A constant: dividing by the generated tokens would favour short bad texts.
+            loss_count = n_texts * self.settings.max_new_tokens
+        return Step(
+            batch=batch,
+            cursor=update.cursor,
+            n_targets=n_targets,
+            n_tokens=n_tokens,
+            n_examples=len(rows),
+            n_computed=batch.n_computed,
+            epoch=update.epoch,
+            loss_count=loss_count,
+            measured=measured,
+        )
+
+    def _generate(self, rows: Sequence[int], cursor: Cursor) -> list[Text]:
+        """Generate the texts of each prompt, in the order of the prompts."""
+        settings = self.settings
+        samples = settings.objective.samples
+        codec = self.store.codec()
+        prompts = [self.store.prompt_and_answer(row)[0] for row in rows]
+        asked = [prompt.tolist() for prompt in prompts for _ in range(samples)]
+        nats = np.zeros(len(asked))
+
+        def on_logprob(number: int, logprob: float) -> None:
+            nats[number] -= logprob
+
+        where = (cursor.stage, cursor.epoch, cursor.window, cursor.row)
+        options = GenerationOptions(
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.objective.temperature,
+            seed=key_of(_SEED, settings.seed, *where),
+            precision=settings.precision,
+        )
+        with self.sharing.full_model() as model:
+            answers = generate(
+                model,
+                asked,
+                options,
+                eos_id=codec.end_ids,
+                pad_id=codec.pad_id,
+                draws=[row * samples + k for row in rows for k in range(samples)],
+                on_logprob=on_logprob,
+            )
+        texts = []
+        for number, answer in enumerate(answers):
+            prompt = prompts[number // samples]
+            is_ended = len(answer) < self._limit_of(prompt)
+            ids = [*answer, codec.eos_id] if is_ended else answer
+            texts.append(
+                Text(
+                    rows[number // samples],
+                    prompt,
+                    np.array(ids, prompt.dtype),
+                    is_ended,
+                    float(nats[number]),
+                )
+            )
+        return texts
+
+    def _limit_of(self, prompt: Ids) -> int:
+        """Return the most tokens of an answer to a prompt."""
+        limit = self.settings.max_new_tokens
+        context_length = self.settings.context_length
+        if context_length is None or self.layout.shape.source:
+            return limit
+        return min(limit, context_length - len(prompt) + 1)
+
+    def _score(self, texts: Sequence[Text]) -> Floats:
+        """Compute the rewards, [texts]."""
+        if not texts:
+            return np.zeros(0)
+        codec = self.store.codec()
+        rows = [text.row for text in texts]
+        references = {
+            row: codec.decode(self.store.prompt_and_answer(row)[1]) for row in {*rows}
+        }
+        return self.rewards.score(
+            [codec.decode(text.prompt) for text in texts],
+            [codec.decode(text.answer, skip_special_tokens=True) for text in texts],
+            [references[row] for row in rows],
+        )
+
+    def _weigh(self, rewards: Floats) -> Floats:
+        """Compute the weights of the texts of each prompt, [prompts, samples].
+
+        Texts with the weight 0 are not in the batch.
+        """
+        if self.settings.objective.kind == "grpo":
+            return advantages(rewards)
+        weights = np.zeros_like(rewards)
+        if len(rewards):
+            np.put_along_axis(weights, rewards.argmax(1)[:, None], 1.0, axis=1)
+        # If all texts are equally good, none is the best.
+        weights[np.ptp(rewards, axis=1) == 0.0] = 0.0
+        return weights
+
+    def _batch(self, texts: Sequence[Text]) -> Batch:
+        """Pack texts into rows of a constant shape."""
+        longest = self.settings.longest_prompt + self.settings.max_new_tokens
+        prompts = np.array([len(text.prompt) for text in texts], np.int64)
+        answers = np.array([len(text.answer) for text in texts], np.int64)
+        if self.layout.shape.source:
+            shape = RowShape(
+                _round_up(max(self.layout.shape.source, self.settings.longest_prompt)),
+                _round_up(self.settings.max_new_tokens + 1),
+            )
+            rows = pack(prompts, answers, shape)
+        else:
+            shape = RowShape(0, _round_up(longest))
+            rows = pack(np.zeros_like(prompts), prompts + answers - 1, shape)
+        keys = example_keys(np.array([text.row for text in texts], np.int64))
+        ordered = list(chain.from_iterable(rows))
+        layout = replace(self.layout, examples=_Texts(texts), shape=shape, group=1)
+        return layout.batch(rows, keys=keys[ordered])
+
+    def _measure(
+        self, texts: Sequence[Text], rewards: Floats, seconds: float
+    ) -> Mapping[str, float]:
+        """Compute the means over all texts of the update, on all ranks together."""
+        lengths = np.array([len(text.answer) for text in texts])
+        is_equal = np.ptp(rewards, axis=1) == 0.0 if len(rewards) else np.zeros(0)
+        sums = [
+            float(len(texts)),
+            float(rewards.sum()),
+            float((rewards**2).sum()),
+            float(lengths.sum()),
+            float(sum(not text.is_ended for text in texts)),
+            sum(text.nats for text in texts),
+            float(len(rewards)),
+            float(is_equal.sum()),
+            seconds,
+        ]
+        totals = self.ranks.all_reduce_sum(sums)
+        n, reward, squares, n_tokens, n_cut, nats, n_groups, n_equal, seconds = totals
+        mean = reward / n
+        return {
+            "reward": mean,
+            "reward_std": max(0.0, squares / n - mean**2) ** 0.5,
+            "text_tokens": n_tokens / n,
+            "entropy": nats / n_tokens if n_tokens else 0.0,
+            "cut_texts": n_cut / n,
+            "equal_groups": n_equal / n_groups,
+            "generation_seconds": seconds / self.ranks.world_size,
+        }
+
+
+def _round_up(n: int) -> int:
+    return -(-n // _MULTIPLE) * _MULTIPLE
+
+
+class RolloutFeed:
+    """Queue of updates whose texts are generated when they are asked for."""
+
+    def __init__(
+        self, rollouts: Rollouts, batches: BatchStream, cursor: Cursor
+    ) -> None:
+        self._rollouts = rollouts
+        self._batches = batches
+        self._cursor = cursor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: no thread is running."""
+
+    def next(self) -> tuple[Step, Batch]:
+        """Generate the texts of the next update, and return it and its batch."""
+        update = self._batches.plan_update(self._cursor)
+        step = self._rollouts.step(self._cursor, update)
+        self._cursor = update.cursor
+        return step, step.batch

@@ -1,0 +1,212 @@
+"""Runs that learn from rewards of generated texts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import toque
+from fixtures.kitchens import TINY, StopAt
+from tiny import shape_of
+from toque.cli import main
+from toque.config.dump import to_yaml
+from toque.errors import ConfigError
+from toque.evaluation.rewards import Rewards
+from toque.storage.atomic import sha256_of
+
+WORDS = ["salt", "pepper", "onion", "garlic", "butter", "flour", "sugar", "egg"]
+GRPO = {"kind": "grpo", "rewards": {"mine:has_word": 1.0}, "samples": 8}
+MODULE = """
+import math
+
+def has_word(prompts, texts, references):
+    return [float(p.split()[-1] in t.split()) for p, t in zip(prompts, texts)]
+
+def brevity(prompts, texts, references):
+    return [-len(text) / 100 for text in texts]
+
+def constant(prompts, texts, references):
+    return [1.0] * len(texts)
+
+def too_few(prompts, texts, references):
+    return [1.0]
+
+def nothing(prompts, texts, references):
+    return None
+
+def words(prompts, texts, references):
+    return ["good"] * len(texts)
+
+def nan(prompts, texts, references):
+    return [math.nan] + [1.0] * (len(texts) - 1)
+
+def broken(prompts, texts, references):
+    raise KeyError("salt")
+"""
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2", "t5"])
+def begun(request: pytest.FixtureRequest, tmp_path_factory: Any) -> toque.RunConfig:
+    """A configuration that starts from a model that says two random words."""
+    folder = tmp_path_factory.mktemp(request.param)
+    rng = np.random.default_rng(3)
+    rows = [
+        {"ask": f"Say {rng.choice(WORDS)}", "say": " ".join(rng.choice(WORDS, 2))}
+        for _ in range(200)
+    ]
+    (folder / "w.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = {"prompt": "ask", "target": "say"}
+    data = {
+        "sources": [{"path": str(folder / "w.jsonl"), "columns": columns}],
+        "store": str(folder / "store"), "max_target_tokens": 12, "dedup": "none",
+    }  # fmt: skip
+    shape = shape_of(request.param, width=48, dropout=0.0)
+    model = {"family": request.param, "tokenizer": "trained:512", "shape": shape}
+    config = toque.configure(
+        TINY | {"model": model}, run_dir=str(folder / "base"), data=data,
+        train={"stop_after": "60 steps", "batch": "32 examples"},
+    )  # fmt: skip
+    toque.train(config)
+    return toque.configure(
+        TINY | {"model": {"family": "auto", "start_from": str(folder / "base/model")}},
+        run_dir=str(folder / "run"),
+        data=data,
+        objective=GRPO,
+        optim={"peak_lr": 3e-3, "schedule": "constant"},
+        train={"stop_after": "100 steps", "batch": "8 examples"},
+    )
+
+
+@pytest.fixture(autouse=True)
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def train(config: toque.RunConfig, name: str, **sections: Any) -> Path:
+    folder = Path(config.run_dir).parent / name
+    callbacks = sections.pop("callbacks", [])
+    settings = toque.configure(config, run_dir=str(folder)).model_dump(mode="json")
+    # Not merged: a mapping such as the rewards would keep its old entries.
+    settings["objective"] = GRPO | sections.pop("objective", {})
+    sections = {"train": {"stop_after": "4 steps"}} | sections
+    toque.train(toque.configure(settings, **sections), callbacks=callbacks)
+    return folder
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [event for event in lines if event["event"] == "step"]
+
+
+@pytest.mark.parametrize("kind", ["grpo", "best_of"])
+def test_obvious_reward_is_learnt(begun, kind):
+    length = {"stop_after": "60 steps"}
+    run = train(begun, f"learnt-{kind}", objective={"kind": kind}, train=length)
+    rewards = [step["reward"] for step in steps_of(run)]
+    assert np.mean(rewards[-10:]) > np.mean(rewards[:3]) + 0.1
+
+
+def test_continued_run_has_the_same_weights(begun):
+    whole = train(begun, "whole")
+    stopped = train(begun, "stopped", callbacks=[StopAt(2)])
+    train(begun, "stopped")
+    names = ("reward", "loss", "entropy", "text_tokens")
+    assert [[s[n] for n in names] for s in steps_of(stopped)] == [
+        [s[n] for n in names] for s in steps_of(whole)
+    ]
+    files = [run / "model/model.safetensors" for run in (whole, stopped)]
+    assert sha256_of(files[0]) == sha256_of(files[1])
+
+
+def test_micro_batches_do_not_change_the_update(begun):
+    one = train(
+        begun, "one-row", train={"stop_after": "2 steps", "micro_batch_rows": 1}
+    )
+    usual = steps_of(train(begun, "usual", train={"stop_after": "2 steps"}))
+    for step, expected in zip(steps_of(one), usual, strict=True):
+        assert step["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+
+
+def test_penalty_measures_the_divergence(begun):
+    run = train(begun, "kl", objective={"kl": 0.5}, train={"stop_after": "12 steps"})
+    divergences = [step["kl"] for step in steps_of(run)]
+    assert divergences[0] == pytest.approx(0.0, abs=1e-6)
+    assert all(0.0 <= value < 1.0 for value in divergences[1:])
+    assert divergences[-1] > 0.0
+
+
+def test_constant_reward_changes_nothing_and_says_so(begun):
+    run = train(begun, "constant", objective={"rewards": {"mine:constant": 1.0}})
+    assert all(step["equal_groups"] == 1.0 for step in steps_of(run))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("too_few", "returned 1 numbers for 64 texts"),
+        ("nothing", "returned NoneType instead of a list of numbers"),
+        ("words", "returned list instead of a list of numbers"),
+        ("nan", "returned nan"),
+        ("broken", "failed with KeyError: 'salt'"),
+        ("missing", "which cannot be imported"),
+    ],
+)
+def test_bad_rewards_name_their_prompt(begun, name, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        train(begun, f"bad-{name}", objective={"rewards": {f"mine:{name}": 1.0}})
+    assert name == "missing" or "Prompt: 'Say " in str(caught.value)
+
+
+def test_unknown_score_is_refused_before_training(begun):
+    with pytest.raises(ConfigError, match="recipe_scor, which is not a score"):
+        train(begun, "unknown", objective={"rewards": {"recipe_scor": 1.0}})
+
+
+def test_reward_of_a_run_folder_is_not_imported(begun, capsys):
+    run = train(begun, "theirs")
+    (run / "end.json").unlink(missing_ok=True)
+    assert main(["train", str(run / "config.yaml"), "train.stop_after=6 steps"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "mine:has_word (objective.rewards" in error
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"objective": {"samples": 1}}, "samples"),
+        ({"objective": {"beta": 0.2}}, "only dpo use it"),
+        ({"train": {"batch": "1024 tokens"}}, "number of examples"),
+        ({"objective": {"kl": 0.1}, "train": {"strategy": "fsdp"}}, "or use ddp"),
+    ],
+)
+def test_settings_that_do_not_fit(begun, sections, message):
+    with pytest.raises(ConfigError, match=message):
+        toque.configure(begun, **sections)
+
+
+def test_rewards_are_needed():
+    usual = TINY | {"model": {"family": "auto", "start_from": "model"}}
+    with pytest.raises(ConfigError, match="nothing to learn from"):
+        toque.configure(usual, objective={"kind": "grpo"})
+
+
+def test_other_reward_cannot_continue_a_run(begun):
+    train(begun, "changed", train={"stop_after": "2 steps"})
+    with pytest.raises(Exception, match=r"objective\.rewards"):
+        train(begun, "changed", objective={"rewards": {"mine:brevity": 1.0}})
+
+
+def test_recipe_scores_are_rewards():
+    settings = toque.configure(
+        TINY | {"model": {"family": "auto", "start_from": "m"}},
+        objective={"kind": "best_of", "rewards": {"recipe_score": 2.0}},
+        train={"batch": "8 examples"},
+    )
+    rewards = Rewards.from_settings(settings.objective, {})
+    scores = rewards.score(["write a recipe: rice"], ["nonsense"], [""])
+    assert scores.shape == (1,)
+    assert to_yaml(settings).count("recipe_score") == 1
