@@ -229,7 +229,7 @@ def test_a_loss_that_is_no_number_stops_before_the_update(make_run):
 def test_a_batch_without_targets_is_refused(make_run, row_stream):
     run = make_run()
     with pytest.raises(DataError, match="no target token"):
-        run.trainer.step(replace(row_stream.at(Cursor()), n_targets=0))
+        run.trainer.step(replace(row_stream.at(Cursor()), loss_count=0))
 
 
 class FullDiskAt:

@@ -214,7 +214,9 @@ class HeldOut:
             local_sums = self._sum_local_batches(model, on_progress)
             is_interrupted = False
 
-        measured = self.measurements.sums.tolist()
+        measured = []
+        if self.measurements.names:
+            measured = self.measurements.sums.tolist()
         totals = self.total((*local_sums, is_interrupted, *measured))
         total_loss, weighted_count, n_targets, nats, n_interrupted, *measured = totals
         if n_interrupted:

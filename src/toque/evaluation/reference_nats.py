@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -31,12 +32,21 @@ from toque.errors import CheckpointError, ConfigError
 from toque.evaluation.heldout_loss import HeldOut, RowsPerStep, pack_rows
 from toque.models.forward.loss import loss_sum
 from toque.reporter import SILENT, Reporter, counting
-from toque.storage.atomic import atomic_file, disk_faults
+from toque.storage.atomic import (
+    atomic_file,
+    atomic_write,
+    disk_faults,
+    sha256_of,
+    write_array,
+)
+from toque.storage.json_files import read_json
 from toque.training.distributed.data_parallel import DataParallel
 from toque.training.runtime import Runtime
 
-REFERENCE: Final = "reference.npz"
-"""File of a run folder with the reference: the arrays `nats` and `key`."""
+REFERENCE: Final = "reference.npy"
+"""File of a run folder with the nats of each store row, float32."""
+RECORD: Final = "reference.json"
+"""File of a run folder with the hashes of the reference's weights, data and nats."""
 
 
 def find_reference(
@@ -71,13 +81,11 @@ def find_reference(
     """
     ranks = runtime.ranks
     with sharing.full_model() as model:
-        key = f"{weights_sha256(model)} {store.fingerprint}"
-        saved: _Saved | None = None
-        if ranks.is_main:
-            saved = _read(folder / REFERENCE)
+        key = _Key(weights_sha256(model), store.fingerprint)
+        saved: _Saved | None = _read(folder) if ranks.is_main else None
         saved = ranks.broadcast(saved)
-        if saved is not None and saved.key == key:
-            return saved.nats
+        if saved is not None and saved[0] == key:
+            return saved[1]
         if saved is not None and continues:
             raise ConfigError(
                 f"{folder / REFERENCE} was computed with other weights or data than "
@@ -90,8 +98,7 @@ def find_reference(
             folder, "writing the reference", setting="run_dir", error=CheckpointError
         ):
             folder.mkdir(parents=True, exist_ok=True)
-            with atomic_file(folder / REFERENCE) as file:
-                np.savez(file, nats=nats, key=np.array(key))
+            _write(folder, nats, key)
     return nats
 
 
@@ -105,20 +112,34 @@ def weights_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-class _Saved(NamedTuple):
-    """Reference in a run folder."""
+class _Key(msgspec.Struct, frozen=True):
+    """Content of `RECORD`."""
 
-    key: str  # hashes of the weights and of the store
-    nats: NDArray[np.float32]  # [store rows]
+    weights: str  # SHA-256 of the reference's weights
+    store: str  # fingerprint of the store
+    nats: str = ""  # SHA-256 of `REFERENCE`
 
 
-def _read(path: Path) -> _Saved | None:
-    """Read a reference, or return None if the file is missing or damaged."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return _Saved(str(file["key"]), file["nats"].astype(np.float32))
-    except (OSError, ValueError, KeyError):
+_Saved = tuple[_Key, NDArray[np.float32]]
+
+
+def _write(folder: Path, nats: NDArray[np.float32], key: _Key) -> None:
+    """Write a reference and, last, its record."""
+    path = folder / REFERENCE
+    with atomic_file(path) as file:
+        write_array(file, nats)
+    record = msgspec.structs.replace(key, nats=sha256_of(path))
+    atomic_write(folder / RECORD, msgspec.json.encode(record))
+
+
+def _read(folder: Path) -> _Saved | None:
+    """Read a reference, or return None if it is missing or damaged."""
+    record = read_json(folder / RECORD, _Key)
+    path = folder / REFERENCE
+    if record is None or not path.is_file() or sha256_of(path) != record.nats:
         return None
+    nats: NDArray[np.float32] = np.load(path, allow_pickle=False)
+    return msgspec.structs.replace(record, nats=""), nats
 
 
 def _compute(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from toque.config import Resolved, RunConfig, resolved_yaml
 from toque.errors import CheckpointError, ToqueError
+from toque.evaluation.reference_nats import RECORD, REFERENCE
 from toque.reporter import size_text
 from toque.runs.history import METRICS
 from toque.storage.atomic import atomic_write
@@ -23,7 +24,14 @@ from toque.training.trainer import Trainer
 from toque.workflows.run_folder.run_log import LOG
 
 LOCK_FILE = "checkpoints/.lock"
-_SESSION_FILES = ("config.yaml", "resources.json", LOCK_FILE, LOG)
+_SESSION_FILES = (
+    "config.yaml",
+    "resources.json",
+    REFERENCE,
+    RECORD,
+    LOCK_FILE,
+    LOG,
+)
 """Files that a session writes before its first update."""
 
 
