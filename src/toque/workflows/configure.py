@@ -82,10 +82,10 @@ def _mark_foreign_code(
 
 
 def source_columns(columns: Columns | None) -> dict[str, Any]:
-    """Return `columns` as settings of a source. None: no settings.
+    """Convert `columns` to source settings; None gives no settings.
 
     Raises:
-        ConfigError: Records have no such part.
+        ConfigError: `columns` names an unknown part.
 
     >>> source_columns({"prompt": "question"})
     {'columns': {'prompt': 'question'}}

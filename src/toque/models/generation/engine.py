@@ -215,7 +215,8 @@ def _run_orders(
     while waiting or rows.orders:
         try:
             n_free = n_rows - len(rows.orders)
-            # Prefilling one prompt costs about as much as a few, so wait for an eighth of the rows.
+            # Prefilling one prompt costs about as much as prefilling a few, so wait until an eighth
+            # of the rows are free.
             if waiting and n_free >= (n_rows + 7) // 8:
                 rows.admit(waiting[:n_free])
                 waiting = waiting[n_free:]

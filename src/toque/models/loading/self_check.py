@@ -125,7 +125,7 @@ def _tolerance(core: PreTrainedModel) -> float:
 
 
 def _transformers_logits(core: PreTrainedModel, text: Tensor) -> Tensor:
-    """Compute float32 logits [T, V] of a text [1, T] by transformers' forward."""
+    """Compute float32 logits [T, V] of a text [1, T] with transformers' forward."""
     logits: Tensor = core(input_ids=text, use_cache=False).logits
     return logits[0].float()
 

@@ -81,10 +81,10 @@ class UpdateWay(NamedTuple):
     seconds: float = 0.0
     found: UpdateDifference | None = None
     reason: str = ""
-    """Reason why the way of computing is skipped."""
+    """Reason why the variant is skipped."""
 
     def row(self) -> str:
-        """Return the differences as a row of a table. The way must not be skipped."""
+        """Return the differences as a row of a table. The variant must not be skipped."""
         assert self.found is not None
         numbers = "".join(f"{number:9.1e}" for number in self.found[:3])
         row = f"{self.name:44}{numbers}{self.seconds:9.1f}  {self.verdict}"
@@ -105,11 +105,11 @@ class UpdateCheck:
 
     @property
     def passed(self) -> bool:
-        """True if no way differs."""
+        """True if no variant differs."""
         return all(outcome.verdict != "DIFFERENT" for outcome in self.outcomes)
 
     def raise_if_failed(self) -> None:
-        """Raise a CheckFailed that names the ways with a different loss or gradient."""
+        """Raise CheckFailed naming every variant with a loss or gradient that differs."""
         names = [f'"{way.name}"' for way in self.outcomes if way.verdict == "DIFFERENT"]
         if names:
             raise CheckFailed(
@@ -298,7 +298,7 @@ def _build_step_trainer(
     runtime: Runtime,
     rows_at_once: int,
 ) -> Trainer:
-    """Build a trainer for calls of `step` only.
+    """Build a trainer for calling `step` only.
 
     Placeholders replace what only `fit` uses: the batches, the evaluator, the checkpoints and the
     schedule.
@@ -413,7 +413,7 @@ class _UpdateWays:
     def _compare_run_precision(self) -> UpdateWay:
         """Compare an update in the run's precision and with its matmuls.
 
-        This must be the last way, because the model's CPU layers cannot be removed.
+        This must be the last variant, because the model's CPU layers cannot be removed.
         """
         runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
         name = f"packed rows, {runtime.precision}"
@@ -493,7 +493,7 @@ class _UpdateWays:
         runtime: Runtime | None = None,
         reference: LossAndGradient | None = None,
     ) -> UpdateWay:
-        """Compute an update in one way, and compare it with a reference.
+        """Compute one variant of an update, and compare it with a reference.
 
         By default all rows are computed together, and the reference is transformers' update.
         """

@@ -71,7 +71,7 @@ from toque.workflows.first_config.speed_trial import measure_writing_rate
 from toque.workflows.prepared_store import open_sources
 
 _MEASURED_SECONDS: Final = 0.5
-"""Minimum duration for the processor's counters, which count hundredths of a second."""
+"""Minimum duration of a load measurement. The processor's counters have steps of 10 ms."""
 _HELD_OUT_SPLITS: Final = ("validation", "valid", "dev", "test")
 """Names of splits to hold out. The first existing split is used."""
 
@@ -210,7 +210,7 @@ def _write_config(file: Path, text: str) -> None:
 
 
 def _known_amount(survey: Survey) -> tuple[int, int]:
-    """Return the estimated tokens and the distinct records, or zeros if they are unknown.
+    """Return the estimated numbers of tokens and distinct records, or zeros if unknown.
 
     A source in a bucket may be far larger than the local files.
     """
@@ -314,7 +314,7 @@ def _choose_new_model(
 def _writing_rate(
     model: Mapping[str, Any], survey: Survey, tokens: int, records: int
 ) -> float:
-    """Measure the generation speed in tokens per second. 0.0: the run generates no texts."""
+    """Measure the generation speed in tokens per second. Return 0.0 if no texts are generated."""
     if not tokens or kinds_of(survey) <= {DOCUMENTS, TOKENS}:
         return 0.0
     return measure_writing_rate(model, tokens * CHARACTERS_PER_TOKEN / records)
