@@ -156,7 +156,10 @@ def previous_resources(
 
 
 def _resources_in(checkpoint: Checkpoint, rank: int) -> Resources:
-    """Read the choices of a rank from a checkpoint. Errors are as in `previous_resources`."""
+    """Read the choices of a rank from a checkpoint.
+
+    Raises the same errors as `previous_resources`.
+    """
     record = checkpoint.state().get("resources")
     try:
         resources = msgspec.convert(record, _CheckpointResources, str_keys=True)

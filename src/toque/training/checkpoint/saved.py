@@ -172,7 +172,7 @@ def verify_files(folder: Path, manifest: Manifest, *, hashed: bool = True) -> No
 
 
 def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool) -> None:
-    """Verify one file. Errors are as in `verify_files`."""
+    """Verify one file. Raises the same errors as `verify_files`."""
     path = folder / entry.file
     try:
         if path.is_symlink() or not path.is_file():
