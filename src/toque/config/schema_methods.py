@@ -52,7 +52,7 @@ class ObjectiveConfig(Config):
     """What training minimises (docs/guides/learn-from-preferences.md)."""
 
     kind: Literal["sft", "dpo"] = "sft"
-    """sft: cross-entropy of the targets. dpo: prefer the chosen to the rejected answer of each pair
+    """sft: cross-entropy of the targets. dpo: prefer the chosen to the rejected answer in each pair
     (Rafailov et al. 2023). The reference is the model that the run starts from."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """dpo: strength of the pull towards the reference. A smaller beta allows larger changes."""
@@ -96,7 +96,7 @@ class OutliersConfig(Config):
 
 
 class StageFilters(Config):
-    """Limits of the examples in a stage of a curriculum. Examples without a value pass."""
+    """Limits on the examples in a stage of a curriculum. Examples without a value pass."""
 
     max_difficulty: DifficultyName | None = None
     """Highest difficulty, from the source or estimated. null means no limit."""
