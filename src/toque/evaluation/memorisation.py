@@ -324,7 +324,7 @@ class SharedRunFinder:
             positions: Position in the texts of each pair.
             row: Store row of the example of each pair.
         """
-        # The pairs of a longer run have the same difference of positions.
+        # The pairs of a longer run have the same difference in positions.
         order = np.lexsort((at, at - positions))
         at = at[order]
         positions = positions[order]

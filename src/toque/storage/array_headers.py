@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from toque.errors import CheckpointError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""Limit of the safetensors library. A forged header must not make Toque allocate gigabytes."""
+"""Limit in the safetensors library. A forged header must not make Toque allocate gigabytes."""
 Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 """Shape of a `.npy` array, True if it is in Fortran order, and its type."""
 

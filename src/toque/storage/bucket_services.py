@@ -22,7 +22,7 @@ LOGIN_ADVICE: Final = {
     ),
 }
 _UNCACHED: Final = {"use_listings_cache": False, "skip_instance_cache": True}
-"""Options of fsspec file systems, so that every listing is current."""
+"""Options for fsspec file systems, so that every listing is current."""
 FileSystem = tuple[Any, bool, tuple[type[Exception], ...]]
 """fsspec file system, True if it has no credentials, and the errors that requests raise."""
 

@@ -185,7 +185,7 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of a callback to the training loop.
+    """Requests from a callback to the training loop.
 
     >>> Requests(save=True) | Requests(stop=True, reason="early_stopping")
     Requests(stop=True, evaluate=False, save=True, reason='early_stopping')

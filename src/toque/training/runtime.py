@@ -127,7 +127,7 @@ class Runtime:
         if self.device.type != "cpu":
             return {}
         if self.precision == "bf16":
-            # Increase this number if a change of Toque's bf16 operators affects the last bits.
+            # Increase this number if a change to Toque's bf16 operators affects the last bits.
             return {"bf16 on a CPU": "6"}
         return {"float32 on a CPU": "oneDNN"} if onednn_is_faster() else {}
 

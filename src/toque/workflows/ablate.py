@@ -183,7 +183,7 @@ def ablate(
         config: A configuration, as for `configure`.
         overrides: Settings of all runs, as "section.field=value".
         seeds: Number of runs per combination.
-        steps: Updates per run. None: the length in the configuration.
+        steps: Updates per run. None means the length in the configuration.
         out: Folder of the runs and results. A completed run in it is not repeated if its settings
             and its store are the same.
         trust_code: Import the metrics and callbacks that a run's config.yaml names.

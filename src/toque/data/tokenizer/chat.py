@@ -284,7 +284,7 @@ class ChatTemplate:
     ) -> Json:
         """Render a conversation in the child. If it has failed, start another child.
 
-        Return `_render_conversation`'s result, or the error of the template.
+        Return `_render_conversation`'s result, or the error from the template.
         """
         n_chars = sum(len(str(value)) for turn in turns for value in turn.values())
         request = {

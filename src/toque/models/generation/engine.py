@@ -73,7 +73,7 @@ def generate(
         model: Model to generate with. Its dropout is off during generation.
         prompts: Token ids in the format of the store: [bos if any] + text for a decoder-only model,
             text + [eos] for an encoder-decoder.
-        options: Options of generation with `max_new_tokens`.
+        options: Generation options, with `max_new_tokens` set.
         eos_id: Token or tokens that end an answer.
         pad_id: Padding of a batch, and the first token of an encoder-decoder's answer.
         constraints: The form of each answer (`constraints.py`). Empty for free answers.

@@ -321,7 +321,7 @@ class KVCache:
         self.end = 0
         """Index of the next token's column."""
         self._width = self._round_up(min(columns, MAX_INITIAL_COLUMNS))
-        # Groups of rows that attend together. Empty after a change of the rows.
+        # Groups of rows that attend together. Empty after the rows change.
         self._groups: list[slice] = []
         self._gather: Gather | None = None  # gathered attention of the last step
 

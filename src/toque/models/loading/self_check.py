@@ -140,7 +140,7 @@ def _logits(core: PreTrainedModel, hidden: Tensor) -> Tensor:
 def _decoding_error(
     core: PreTrainedModel, texts: list[Tensor], expected: list[Tensor]
 ) -> float:
-    """Decode the last three tokens of each text. Return the largest relative error of a step."""
+    """Decode the last three tokens of each text. Return the largest relative error in a step."""
     decoding = CausalDecoding(core, rows=2, columns=max(_LENGTHS) + 1, pad_id=0)
     decoding.admit([text[0, :-2].tolist() for text in texts])
     errors = []

@@ -168,7 +168,7 @@ def verify_files(folder: Path, manifest: Manifest, *, hashed: bool = True) -> No
     n_threads = max(1, min(len(manifest.files), os.cpu_count() or 1))
     with ThreadPoolExecutor(n_threads) as threads:  # hashing releases Python's lock
         verify = partial(_verify_file, folder, hashed=hashed)
-        list(threads.map(verify, manifest.files))  # raises the error of a thread
+        list(threads.map(verify, manifest.files))  # raises the error from a thread
 
 
 def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool) -> None:

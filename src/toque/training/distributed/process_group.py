@@ -31,7 +31,7 @@ from toque.version import __version__
 Strategy = Literal["auto", "single", "ddp", "fsdp"]
 _START_COMMAND: Final = f"toque train CONFIG {argument('gpus=2')}"
 HEARTBEAT_SECONDS = 10.0
-"""Seconds between two messages of rank 0 while it works alone."""
+"""Seconds between two messages from rank 0 while it works alone."""
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
 """Environment variable with the seconds that ranks wait for each other before the run fails.
 """

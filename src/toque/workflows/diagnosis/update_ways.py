@@ -61,7 +61,7 @@ from toque.workflows.prepared_store import open_store
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of the prompt and target of an example."""
 FLOAT32: Final = (1e-5, 1e-4)
-"""Maximum relative differences of loss and gradient in float32. The order of the sums alone causes
+"""Maximum relative differences in loss and gradient in float32. The order of the sums alone causes
 a tenth of these differences."""
 HALF: Final = (1e-2, 5e-2)
 """Maximum relative differences in 16 bits. bf16 has 8 bits of precision, and fp16 has 11."""
@@ -148,14 +148,14 @@ class UpdateDifference(NamedTuple):
 
     loss: float
     norm: float
-    """Relative difference of the gradient's norm."""
+    """Relative difference in the gradient's norm."""
     element: float
-    """Largest difference of a gradient element, divided by the reference's largest element."""
+    """Largest difference in a gradient element, divided by the reference's largest element."""
     where: str
     """Parameter with the largest difference."""
 
     def within(self, limits: tuple[float, float]) -> bool:
-        """Check whether the differences of loss and gradient are within limits. NaN is not."""
+        """Check whether the differences in loss and gradient are within limits. NaN is not."""
         loss, gradient = limits
         return self.loss <= loss and self.norm <= gradient and self.element <= gradient
 
@@ -168,7 +168,7 @@ LossAndGradient = tuple[float, Gradient]
 def compare_updates(
     update: LossAndGradient, reference: LossAndGradient
 ) -> UpdateDifference:
-    """Return the differences of two updates. They are infinite if the parameters differ."""
+    """Return the differences between two updates. They are infinite if the parameters differ."""
     loss, gradient = update
     true_loss, true_gradient = reference
     if gradient.keys() != true_gradient.keys():

@@ -119,8 +119,8 @@ def init(
         sources: One or several files, folders or patterns. The format of the files is detected.
         to: The file to write. The run and the store are named after it.
         size: Size of a model from scratch: 300k, 1m, 3m, 6m, 14m or 30m, the number of parameters
-            with a vocabulary of 2,048 tokens. None: the best size for the text, the time and the
-            measured speed of this machine.
+            with a vocabulary of 2,048 tokens. None means the best size for the text, the time and
+            the measured speed of this machine.
         start_from: The model to continue from, a folder or a hub name. The default is random
             weights.
         for_: Time of the entire run with preparation and scores, e.g. "10 minutes". "tonight" is

@@ -268,7 +268,7 @@ class Choice(NamedTuple):
     difficulty: float = 1.0
     """Factor from `estimate_difficulty`. 1.0 without a comparison of the texts."""
     writing: float = 0.0
-    """Generation speed, in tokens per second. 0.0: not measured."""
+    """Generation speed, in tokens per second. 0.0 means that it was not measured."""
     is_incomplete: bool = False
     """True if larger sizes were not tried, because the measurement took too long."""
 
