@@ -104,7 +104,7 @@ def test_the_figures_stand_beside_those_of_people():
     runs = [SharedRun(n, 100, row) for row, n in enumerate((9, 31, 12, LONG))]
     one = Memorisation(runs[:2], runs[1:], 80, 80)
     assert str(one) == (
-        "Of 2 texts, the longest run shared with a training example has 31 tokens, compared with "
+        "Of 2 texts, the longest span shared with a training example has 31 tokens, compared with "
         f"{LONG} for the held-out texts of the same prompts."
     )
     assert "80 of 160 examples were read" in str(Memorisation(runs[:1], [], 80, 160))

@@ -303,6 +303,6 @@ def test_other_commands_are_not_repeated_in_every_process():
         toque("demo", WORLD_SIZE="2", RANK="1", LOCAL_RANK=n) for n in "01"
     )
     assert (first.returncode, second.returncode) == (2, 2)
-    assert "only `toque train` shares its work" in first.stderr
+    assert "only `toque train` supports multiple processes" in first.stderr
     assert second.stderr == ""  # said once
     assert main(["presets"]) == 0

@@ -459,7 +459,7 @@ def test_neighbours_with_one_text_each_are_two_records(tmp_path: Path) -> None:
         ({"target": "{dish}", "classes": ["soup", "Brot"]}, r"classes has 'Brot', but no record"),
         ({"target": "{label}, and it was served in the large room", "classes":
           [f"{label}, and it was served in the large room" for label in ADJECTIVES]},
-         r"which has \d+ tokens and an end token, but data\.max_target_tokens is 8"),
+         r"which takes \d+ tokens including the end token, but data\.max_target_tokens is 8"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_task_is_said(

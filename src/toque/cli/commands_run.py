@@ -155,7 +155,7 @@ def _refuse_unprepared(config: RunConfig) -> None:
 def _raise_interrupted(
     run: TrainedRun, words: Sequence[str], flags: Mapping[str, object]
 ) -> NoReturn:
-    """Raise the error of a command that a signal stopped, with the command that continues.
+    """Raise the error for a command that a signal stopped, with the command that continues.
 
     Args:
         run: The interrupted run.
@@ -311,7 +311,7 @@ def serve(
             `ps` shows flags.
         rows: number of texts in a batch.
         queue: number of texts that may wait for a batch. More are refused with status 429.
-        seconds: time limit of a request, in seconds.
+        seconds: time limit for a request, in seconds.
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
         precision: precision of the matmuls. bf16 is faster on processors that support it, but a
             text can then depend on other texts in its batch. auto uses bf16 only on these

@@ -62,7 +62,7 @@ _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class OutputLostError(Exception):
-    """Error of a command that cannot write its result. `__cause__` is the reason."""
+    """Error for a command that cannot write its result. `__cause__` is the reason."""
 
 
 class _SafeStream(io.TextIOBase):
@@ -147,7 +147,7 @@ def quieten_libraries() -> None:
     # Both libraries read their log level when they are imported.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Python prints the warnings of loggers without a handler. Show only ours.
+    # Python prints the warnings from loggers without a handler. Show only ours.
     if logging.lastResort is not None:
         logging.lastResort.addFilter(logging.Filter("toque"))
 

@@ -92,8 +92,8 @@ def refuse_repeating(words: Sequence[str]) -> None:
         )
     if is_rank() and verb and verb != "train":
         raise ConfigError(
-            f"`toque {verb}` was started in {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), but "
-            "only `toque train` shares its work between processes. Start it without torchrun or "
+            f"`toque {verb}` was started as {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), but "
+            "only `toque train` supports multiple processes. Start it without torchrun or "
             "accelerate, or unset WORLD_SIZE."
         )
 

@@ -68,7 +68,7 @@ ELSEWHERE: Mapping[str, str] = {
     "warmup_ratio": "optim.warmup",
     "warmup_steps": "optim.warmup",
 }
-"""Options of other trainers -> equivalent settings."""
+"""Options in other trainers -> equivalent settings."""
 GONE = {
     "optim.averaging": "use an optim.schedule that falls to zero, or average two checkpoints"
 }
@@ -352,7 +352,7 @@ def as_written(value: object) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    """Describe the limits of a number, e.g. " from 0 to 1"."""
+    """Describe the limits on a number, e.g. " from 0 to 1"."""
     # pydantic's Field has its constraints in `metadata`. Others are constraints themselves.
     constraints = [
         inner for item in metadata for inner in getattr(item, "metadata", (item,))

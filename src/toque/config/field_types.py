@@ -267,7 +267,7 @@ SecretAddress = Annotated[
 TaskName = Literal[
     "write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"
 ]
-"""Task of a recipe. `toque.cooking.prompts` has a table of their prompts."""
+"""A recipe task. `toque.cooking.prompts` lists the prompts for each task."""
 ColumnPart = Literal[
     "title", "ingredients", "steps", "text", "prompt", "target", "chosen", "rejected",
     "messages", "system",

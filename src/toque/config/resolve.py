@@ -246,7 +246,10 @@ def names_card(name_or_path: str | Path, card: str) -> bool:
 
 
 def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
-    """Validate nested values like the values of a file. `name` is for messages."""
+    """Validate nested values as if they came from a file.
+
+    `name` identifies them in error messages.
+    """
     # Before `_Settings`, because only a file may have settings for particular GPUs.
     _refuse_unknown(values, lambda _: f"{name}:1")
     return _resolve(_Settings(Document(name, values)))

@@ -81,7 +81,7 @@ class ModelConfig(Config):
 
     licence: str | None = None
     """Licence of the finished model for its model card, as a hub identifier such as apache-2.0.
-    null: the licence on the card of `start_from`, if it has one."""
+    null means the licence on the card of `start_from`, if it has one."""
 
     @property
     def tokenizer_source(self) -> str:
@@ -122,9 +122,9 @@ class FilesConfig(Config):
     contain it."""
     max_files: Annotated[int, Field(ge=1)] | None = None
     """Maximum number of files to read, the first ones by name. Other files in a bucket are not
-    downloaded. null: all."""
+    downloaded. null means all."""
     licence: str | None = None
-    """Licence of the data for the card of the finished model, e.g. CC-BY-4.0. null: unknown."""
+    """Licence of the data for the finished model's card, e.g. CC-BY-4.0. null means unknown."""
 
 
 class SourceConfig(FilesConfig):
@@ -151,7 +151,7 @@ class TaskConfig(Config):
         Allowed("a list of two texts or more, each once"),
     ] = ()
     """Allowed answers. A row with another answer is dropped and counted. A model's answer must
-    equal one of them, apart from surrounding blanks. []: any text."""
+    equal one of them, apart from surrounding spaces. [] means any text."""
     metrics: Annotated[
         tuple[TaskMetricName, ...],
         AsTuple,
@@ -228,7 +228,8 @@ class DataConfig(Config):
     validation_fraction: Fraction = 0.1
     """Share of the recipes or documents held out from training."""
     max_examples: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of examples. Files take turns, and reading stops at this number. null: all."""
+    """Maximum number of examples. Files take turns, and reading stops at this number. null means
+    all."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Minimum quality score of a recipe. Recipes below it are dropped."""
     max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -275,13 +276,13 @@ class OptimConfig(Config):
         ]
         | None
     ) = None
-    """Decay rates of AdamW's moving averages of gradients and squared gradients. null: 0.9 and
+    """Decay rates of AdamW's moving averages of gradients and squared gradients. null means 0.9 and
     0.999."""
     eps: Annotated[float, Field(gt=0)] | None = None
-    """Constant added to the square root of AdamW's second moment. null: 1e-8."""
+    """Constant added to the square root of AdamW's second moment. null means 1e-8."""
     momentum: Fraction | None = None
     """Decay rate of muon's moving average of gradients, or the momentum of your own optimizer.
-    null: 0.95 for muon."""
+    null means 0.95 for muon."""
     peak_lr: Annotated[float, Field(gt=0)] = 3e-4
     """Highest learning rate, reached when warmup ends."""
     schedule: Literal[
@@ -291,10 +292,10 @@ class OptimConfig(Config):
     cosine_restarts: in cycles; inverse_sqrt: as 1 / sqrt(time), without reaching `min_lr`; wsd:
     constant, then a linear cooldown at the end."""
     cycles: CyclesConfig | None = None
-    """Cycles of cosine_restarts. null: the first takes 1000 steps, and each next one twice as many.
-    """
+    """Cycles of cosine_restarts. null means that the first cycle takes 1000 steps, and each next
+    cycle twice as many."""
     cooldown: Interval | None = None
-    """Length of wsd's cooldown at the end of the run. null: 20 %."""
+    """Length of wsd's cooldown at the end of the run. null means 20 %."""
     warmup: AnyDuration = Duration(3, "%")
     """Length of the linear warmup to the peak learning rate. The default is a share, so that even a
     short run reaches the peak."""
@@ -334,8 +335,9 @@ class TrainConfig(Config):
     "10 minutes total" or "8 hours total", it also counts loading, measurements, evaluations and
     saves."""
     time_limit: Seconds | None = None
-    """Time limit of the entire command. Training ends in time, even before `stop_after`. null: no
-    limit except a `stop_after` such as "10 minutes total"."""
+    """Time limit for the entire command. Training stops early enough to stay within it, even if
+    `stop_after` has not been reached. null means no limit, except for a `stop_after` such as
+    "10 minutes total"."""
     batch: BatchSize = Duration(16384, "tokens")
     """Amount of data per update. It affects the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
@@ -376,7 +378,7 @@ class TrainConfig(Config):
     """Metric that selects the best evaluation, for `keep_best` and the finished model: loss, or
     another metric as in `early_stopping.metric`."""
     early_stopping: EarlyStoppingConfig | None = None
-    """End the run when the held-out loss, or another metric, stops improving. null: never."""
+    """End the run when the held-out loss, or another metric, stops improving. null means never."""
     deterministic: bool = True
     """Compute bitwise identical results in every run on the same machine. Costs a little speed on
     some GPUs."""
@@ -411,8 +413,8 @@ class CheckpointConfig(Config):
         | None
     ) = None
     """Folder in a bucket for copies of checkpoints, metrics and the finished model, uploaded during
-    training. Another machine can continue from it (docs/guides/buckets-and-the-hub.md). null: no
-    copies."""
+    training. Another machine can continue from it (docs/guides/buckets-and-the-hub.md). null means
+    no copies."""
     layout: Literal["auto", "whole", "sharded"] = "auto"
     """whole: rank 0 writes whole tensors. sharded: every rank writes its own slices in parallel
     under one manifest; all ranks need access to the run's folder. Any number of processes and any
@@ -424,7 +426,7 @@ class EvaluationConfig(Config):
     """Measurements on held-out examples."""
 
     max_examples: Annotated[int, Field(ge=1)] | None = 512
-    """Held-out examples per evaluation. null: all."""
+    """Held-out examples per evaluation. null means all."""
     generate: Annotated[int, Field(ge=0)] = 16
     """Number of held-out prompts for which the final evaluation generates and scores texts, and as
     many again for each task with metrics of its own. 0: no texts for held-out prompts, not even
@@ -453,16 +455,16 @@ class ObserveConfig(Config):
     """Interval between step events in `metrics.jsonl`."""
     summary: Interval | None = Duration(500, "steps")
     """Interval between summaries in `training.log`: speed, utilisation, memory, data per update,
-    scaling, signs of convergence. null: none."""
+    scaling, signs of convergence. null means none."""
     system: Seconds | None = Duration(10, "seconds")
     """Time between `system` events: processor, memory, disk and network, and use, memory, power,
-    temperature and throttling of each GPU. null: never (docs/guides/watch-the-machine.md)."""
+    temperature and throttling of each GPU. null means never (docs/guides/watch-the-machine.md)."""
     gradients: StepInterval | None = Duration(100, "steps")
-    """Updates between `gradients` events, the gradient norms of each group of layers. null: never.
-    """
+    """Updates between `gradients` events, the gradient norms of each group of layers. null means
+    never."""
     profile: ProfileConfig | None = None
     """Updates to trace with torch's profiler into `trace/` of the run folder. Rates exclude these
-    updates. null: none."""
+    updates. null means none."""
     trackers: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio"], ...],
         AsTuple,
@@ -496,8 +498,8 @@ class RunConfig(Config):
     data: DataConfig = Field(default_factory=DataConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     curriculum: CurriculumConfig | None = None
-    """Stages with different examples, e.g. easy examples first. null: all examples from the start.
-    """
+    """Stages with different examples, e.g. easy examples first. null means all examples from the
+    start."""
     span_corruption: SpanCorruptionConfig | None = None
     """Pretrain a T5: join the prompt and target of each example, and replace random spans with gaps
     to fill. Each epoch has new gaps. null: train on prompts and targets as they are."""

@@ -112,16 +112,16 @@ class OutliersConfig(Config):
 
 
 class StageFilters(Config):
-    """Limits of the examples in a stage of a curriculum. Examples without a value pass."""
+    """Limits on the examples in a stage of a curriculum. Examples without a value pass."""
 
     max_difficulty: DifficultyName | None = None
-    """Highest difficulty, from the source or estimated. null: no limit."""
+    """Highest difficulty, from the source or estimated. null means no limit."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Lowest quality score."""
     max_ingredients: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of ingredients. null: no limit."""
+    """Maximum number of ingredients. null means no limit."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of steps. null: no limit."""
+    """Maximum number of steps. null means no limit."""
 
     @property
     def begins(self) -> Duration:

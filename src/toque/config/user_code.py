@@ -78,7 +78,7 @@ def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
 def refuse_foreign_code(
     foreign: ForeignCode, settings: Sequence[str] | None = None
 ) -> None:
-    """Check that `settings` do not name untrusted code. None: check all settings.
+    """Check that `settings` do not name untrusted code. None means all settings.
 
     Raises:
         ConfigError: A setting names untrusted code.

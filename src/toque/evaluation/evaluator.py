@@ -47,7 +47,7 @@ class Evaluation:
     users: Sequence[Sample] = ()
     """Generated texts for the user's prompts."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Error of each failed metric."""
+    """Error raised by each failed metric."""
     seconds: float = 0.0
     texts_seconds: float = 0.0
     """Seconds spent on generating and scoring texts, included in `seconds`."""
@@ -80,7 +80,7 @@ class Evaluator:
     interrupted: Callable[[], bool] = bool
     """Called after every batch and token. True stops the evaluation."""
     limit: TimeLimit | None = None
-    """Time limit of the command. None on all ranks except the first."""
+    """Time limit for the command. None on all ranks except the first."""
     last: Evaluation = Evaluation()
     """Newest evaluation."""
 
@@ -144,7 +144,7 @@ class Evaluator:
     def _score_texts(
         self, held_out: Sequence[Sample]
     ) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the scores of the held-out texts, and the errors of the user's metrics."""
+        """Return the scores of the held-out texts, and the errors raised by the user's metrics."""
         texts: dict[str, float] = {}
         failed: dict[str, str] = {}
         if self.n_held_out == 0:

@@ -53,10 +53,11 @@ _MAX_PAIRS: Final = 1 << 20
 
 @dataclass(frozen=True)
 class SharedRun:
-    """Longest run that a text shares with a training example."""
+    """Longest span that a text shares with a training example."""
 
     tokens: int
-    """Length of the run in tokens, without tokens that repeat the prompt. 0 if no run is shared."""
+    """Length of the span in tokens, without tokens that repeat the prompt. 0 without a shared span.
+    """
     length: int
     """Length of the text in tokens."""
     example: int | None
@@ -94,7 +95,7 @@ class Memorisation:
         baseline = max((run.tokens for run in self.references), default=0)
         texts = "text" if n == 1 else "texts"
         sentence = (
-            f"Of {n:,} {texts}, the longest run shared with a training example "
+            f"Of {n:,} {texts}, the longest span shared with a training example "
             f"has {longest} tokens"
         )
         if baseline:
@@ -323,7 +324,7 @@ class SharedRunFinder:
             positions: Position in the texts of each pair.
             row: Store row of the example of each pair.
         """
-        # The pairs of a longer run have the same difference of positions.
+        # The pairs of a longer run have the same difference in positions.
         order = np.lexsort((at, at - positions))
         at = at[order]
         positions = positions[order]

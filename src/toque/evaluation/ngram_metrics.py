@@ -4,7 +4,7 @@ BLEU is computed from sufficient statistics per text. It equals sacrebleu 2.6's 
 `nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`. It ranges from 0 to 100 and is a score of a set of
 texts, not a mean over texts.
 
-Tokens are 64-bit hashes of the words of mteval-v13a. In scripts without blanks, each character is a
+Tokens are 64-bit hashes of the words of mteval-v13a. In scripts without spaces, each character is a
 word, as in sacrebleu's tokenizer "zh". Texts are compared in Unicode's composed form (NFC). In a
 pair of texts, the probability that two different tokens have the same hash is about 1e-15.
 """

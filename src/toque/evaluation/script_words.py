@@ -1,6 +1,6 @@
 """Splitting of texts in any script into words, for scores that count words.
 
-A word is a run of letters, marks and decimal digits. In a script without blanks between words, each
+A word is a run of letters, marks and decimal digits. In a script without spaces between words, each
 character with its marks is a word, as in sacrebleu's tokenizer "zh".
 """
 
@@ -20,7 +20,7 @@ _UNSPACED: Final = re.compile(
     "\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua980-\ua9ff\uaa60-\uaadf\uf900-\ufaff\uff66-\uff9f"
     "\U0001aff0-\U0001b16f\U00020000-\U0003ffff]"
 )
-"""Blocks of scripts without blanks, such as Chinese, Japanese, Thai, Lao, Khmer and Burmese."""
+"""Blocks of scripts without spaces, such as Chinese, Japanese, Thai, Lao, Khmer and Burmese."""
 _FULL_WIDTH: Final = re.compile("[\u3001-\u303f\uff00-\uffef]")
 
 
@@ -77,9 +77,9 @@ def folded_words(text: str) -> list[str]:
 
 
 def add_blanks(text: str) -> str:
-    """Compose a text (NFC), and add blanks around each character of a script without blanks.
+    """Normalise a text to NFC and add spaces around characters of scripts written without spaces.
 
-    Full-width punctuation is also surrounded by blanks.
+    Full-width punctuation is also surrounded by spaces.
 
     >>> add_blanks("豆腐 tofu").split()
     ['豆', '腐', 'tofu']

@@ -73,7 +73,7 @@ class Sample:
     """Recipe metrics by name."""
     slices: Mapping[str, str] = field(default_factory=dict)
     failed: str = ""
-    """Error of the recipe metrics. `metrics` is then empty."""
+    """Error raised by the recipe metrics. `metrics` is then empty."""
     asked: str | None = None
     """Prompt in the format that the model expects, if the user typed a different prompt."""
     task: str = ""

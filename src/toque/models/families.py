@@ -44,7 +44,7 @@ class Family:
 
     name: FamilyName
     is_encoder_decoder: bool
-    # `model_type` in config.json. A model from scratch has the first type.
+    # Accepted values of `model_type` in config.json. A model trained from scratch uses the first.
     model_types: tuple[str, ...]
     config_class: type[PretrainedConfig]  # its arguments are the keys of `model.shape`
 

@@ -318,7 +318,7 @@ def _show_data_losses(run: RunRecord) -> list[Sentence]:
 def _configured_store(config: str) -> Path | None:
     """Find data.store in a dumped configuration, without parsing an untrusted YAML file."""
     for line in config.splitlines():
-        # A dumped section is indented by two blanks.
+        # A dumped section is indented by two spaces.
         if line.startswith("  store: "):
             value, _, _ = line.removeprefix("  store: ").partition("  #")
             return Path(value.strip().strip("\"'"))

@@ -109,7 +109,7 @@ def _make_memorisation_grid(record: Record) -> Grid:
     shortest = _format_first(record.get("shortest_run"))
     long = _format_first(record.get("long_run"))
     note = (
-        "The longest run of tokens that a text shares word for word with a training example, "
+        "The longest span of tokens that a text shares word for word with a training example, "
         f"without tokens from its prompt. {n_read} of {n_total} training examples were read, for "
         f"runs of {shortest} tokens or more. A long run has {long} tokens or more."
     )
@@ -179,5 +179,5 @@ def _format_interval(value: object) -> str:
 
 
 def _title(name: str) -> str:
-    """Replace underscores by blanks, so that a narrow screen can wrap the name."""
+    """Replace underscores with spaces, so that a narrow screen can wrap the name."""
     return name.replace("_", " ")

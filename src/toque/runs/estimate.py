@@ -66,8 +66,8 @@ class Work:
     row: OutlinedRows
     """One row with the average number of examples."""
     worst_examples: int
-    """Number of examples in a row of the longest examples, the worst case for attention's memory.
-    """
+    """Number of examples in a row packed with the longest examples: the worst case for attention
+    memory."""
     update_rows: int
     usual_rows: int
     """Default number of rows in a CPU's micro-batch."""

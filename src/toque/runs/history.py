@@ -377,7 +377,7 @@ class RunHistory:
             add_row(msgspec.convert(event, _FORMS[kind]))
 
     def _start_session(self, event: Mapping[str, Any]) -> None:
-        """Start a session. Undo the events of earlier sessions after its first step."""
+        """Start a session, and discard earlier sessions' events past the step it starts from."""
         step = int(event["step"])
         self._undo_after(step)
         self._restore_sums(step)

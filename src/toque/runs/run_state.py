@@ -17,7 +17,7 @@ Kind = Literal[
 _QUIET_SECONDS: Final = 120.0
 """Seconds without new metrics after which a run counts as silent."""
 _CONTINUABLE: Final = ("interrupted", "taken_over", "folder moved")
-"""Reasons for an end after which the run can continue. After any other end, its model is scored.
+"""Reasons for an end after which the run can continue. After any other end, the model is scored.
 """
 _END_TEXTS: Final = {
     "finished": "Finished",

@@ -1,4 +1,4 @@
-"""Time left of a run, including its updates, evaluations and final scoring."""
+"""Time left in a run, including its updates, evaluations and final scoring."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def build_app(
 
     Args:
         models: The served models.
-        limits: Limits of memory and time.
-        token: Token of every request; see `Gate`.
+        limits: Limits on memory and time.
+        token: Token that requests must send; see `Gate`.
         hosts: Allowed Host headers; see `Gate`.
         precision: Precision of the matmuls.
     """

@@ -248,7 +248,7 @@ class Batcher:
         return len(self._live)
 
     def start(self) -> None:
-        """Start to generate for the running event loop."""
+        """Start the rounds as a task of the running event loop."""
         self._rounds = asyncio.get_running_loop().create_task(self._run_rounds())
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ read the response with the error."""
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of memory and time for all requests."""
+    """Limits on memory and time for all requests."""
 
     rows: int = 32
     """Maximum number of texts in a batch."""

@@ -1,6 +1,6 @@
-"""Routes of the server's web page: its files, and its requests below /api/.
+"""Routes for the server's web page: static files and the endpoints under /api/.
 
-The page requests texts from /v1/completions, like any other client.
+The page gets completions from /v1/completions, like any other client.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _CLASS_TOKENS: Final = 16
 
 
 class _PageRequest(BaseModel, ABC):
-    """Request of the page."""
+    """Request from the page."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -226,7 +226,7 @@ def _describe(served: ServedModel) -> Json:
 
 
 def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
-    """Build the routes of the page's files and of its requests."""
+    """Build the routes for the page's files and requests."""
 
     async def list_models(_: Request) -> Response:
         return JSONResponse(

@@ -151,7 +151,7 @@ class _ResponseFormat(_Part):
 
 
 class TextRequest(_Part, ABC):
-    """Fields of both kinds of request for texts, and the form of their answers."""
+    """Fields that both kinds of completion request share, and the form of their answers."""
 
     model_config = ConfigDict(allow_inf_nan=False, ser_json_inf_nan="null")
     id_prefix: ClassVar[str]
@@ -176,7 +176,7 @@ class TextRequest(_Part, ABC):
     stream_options: _StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     response_format: _ResponseFormat | None = None  # an extension in /v1/completions
-    # Notes of the client, without an effect.
+    # Notes from the client, which have no effect.
     user: str | None = None
     metadata: dict[str, str] | None = None
     frequency_penalty: _Unused = None
@@ -193,7 +193,7 @@ class TextRequest(_Part, ABC):
         """Tokenize the prompts, in another thread because 1 MiB of text takes a second."""
 
     async def compile_constraint(self, served: ServedModel) -> Constraint | None:
-        """Compile the constraint of the texts' schema in another thread; None without a schema.
+        """Compile the constraint for the schema in another thread; None without a schema.
 
         Raises:
             RequestError: The schema is invalid, or the model does not support it.
@@ -515,5 +515,5 @@ def _convert_error(error: ValidationError) -> RequestError:
         param = str(first["loc"][0])[:100]
         message = f"{param}: {message}"
     if first["type"] == "extra_forbidden":
-        message = f"Unrecognized request argument supplied: {param}."  # as OpenAI's
+        message = f"Unrecognized request argument supplied: {param}."  # OpenAI's words
     return RequestError(400, message, param=param)

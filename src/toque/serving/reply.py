@@ -476,7 +476,7 @@ class Reply(Response):
 
 @contextmanager
 def _refuse_request(param: str) -> Iterator[None]:
-    """Turn a ConfigError of the block into a RequestError about a field."""
+    """Turn a ConfigError raised in the block into a RequestError for `param`."""
     try:
         yield
     except ConfigError as error:

@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
 
 
 def _raise_file_limit(connections: int) -> int:
-    """Raise the limit of open files for some connections if necessary.
+    """Raise the limit on open files if some connections would exceed it.
 
     Returns:
         The number of connections that the limit allows, at most `connections`.

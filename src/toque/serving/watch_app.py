@@ -51,7 +51,7 @@ _MAX_QUERY_CHARS: Final = 20_000
 _VERDICT_SECONDS: Final = 30.0
 """Minimum time between verdicts, because each verdict reads the entire run."""
 _VERDICT_SHARE: Final = 0.01
-"""Maximum fraction of the time for verdicts."""
+"""Maximum fraction of the time to spend on verdicts."""
 _STATE_ORDER: Final = ("running", "scoring", "waiting", "silent", "killed", "ended")
 _COLUMN_HEADS: Final = ("step", "done", "loss", "held-out loss", "tokens/s", "left")
 _NO_VALUE: Final = "-"

@@ -64,18 +64,18 @@ def columnar_format(start: bytes) -> str:
 
 
 def columns_of(path: Path) -> dict[str, bool]:
-    """Return for each column of a file whether it has bytes, such as pictures."""
+    """Return, for each column of a file, whether it contains bytes, such as pictures."""
     with _open_table(path) as (schema, _batches):
         return _columns_in(schema)
 
 
 def _columns_in(schema: Any) -> dict[str, bool]:
-    """Return for each column of a schema whether it has bytes."""
+    """Return, for each column of a schema, whether it contains bytes."""
     return {field.name: "binary" in str(field.type) for field in schema}
 
 
 def decompressed_bytes(path: Path) -> int:
-    """Return the decompressed size of a Parquet file without columns of bytes, from its metadata.
+    """Read the decompressed size of a Parquet file, except its columns of bytes, from the metadata.
 
     The size of a damaged file is 0. The file is refused later, when it is read.
     """

@@ -100,7 +100,7 @@ class ConversationReader:
         return f"{self._layout(path).name} conversations"
 
     def examples(self, block: Block) -> BlockExamples:
-        """Make an example of each record with a conversation and an answer."""
+        """Make an example from each record that has a conversation and an answer."""
         return read_records(block, self._example_of, self._used)
 
     @cached_property

@@ -197,7 +197,10 @@ def _first_rows(rows: bytes, delimiter: str, *, quoted: bool, last: bool) -> _Fi
 
 
 def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
-    """Return a pattern of a row without its line break. It stops at a quote that is not closed."""
+    """Return a pattern that matches a row without its line break.
+
+    It stops at an unclosed quote.
+    """
     d = re.escape(delimiter).encode()
     plain = rb"[^" + d + rb"\r\n]*+"
     if not quoted:

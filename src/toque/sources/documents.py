@@ -205,7 +205,7 @@ class DocumentReader:
         return f"{self._layout(path).name} documents"
 
     def examples(self, block: Block) -> BlockExamples:
-        """Make a document of each record with text, cleaned like a text file."""
+        """Make a document from each record that has text, cleaned like a text file."""
         return read_records(block, self._example_of, {self.column})
 
     def _layout(self, path: Path) -> FileLayout:
@@ -254,7 +254,7 @@ class PairReader:
         return f"{self._layout(path).name} pairs"
 
     def examples(self, block: Block) -> BlockExamples:
-        """Make an example of each record with prompt and target."""
+        """Make an example from each record that has a prompt and a target."""
         return read_records(block, self.example_of, {*self._fields})
 
     def _layout(self, path: Path) -> FileLayout:

@@ -231,7 +231,10 @@ def _commit_of(builder: Any, dataset: HubDataset) -> str | None:
 
 
 def _load_error(dataset: HubDataset, error: Exception) -> DataError:
-    """Convert an error of the library. If the configuration is missing, list the choices."""
+    """Convert an error from `datasets` to a DataError.
+
+    If no configuration was given, list the available ones.
+    """
     import datasets
 
     configs: list[str] = []

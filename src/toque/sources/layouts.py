@@ -74,7 +74,7 @@ def read_records(
     make: Callable[[Mapping[str, Any], Counter[str]], Example | list[Example] | str],
     used: Collection[str],
 ) -> BlockExamples:
-    """Read the records of a block and make examples of each.
+    """Read the records of a block and make examples from each.
 
     Args:
         block: Block from the reader's `blocks`.

@@ -47,7 +47,7 @@ def write_rows(
     Args:
         data: Rows to write. A text becomes the row {"text": ...}.
         store: The folder of the store.
-        name: The name of the argument with `data`, for errors.
+        name: The name of the argument that contains `data`, for errors.
         say: Function that reports unread data, such as an index.
 
     Raises:

@@ -85,7 +85,7 @@ class TaskReader:
         )
 
     def for_file(self, path: Path) -> Self:
-        """Select the tasks with all columns in a file.
+        """Select the tasks that have all their columns in a file.
 
         Raises:
             DataError: No task has all of its columns in the file.
@@ -108,7 +108,7 @@ class TaskReader:
         return f"{self._layout(path).name} rows for {', '.join(self._pairs)}"
 
     def examples(self, block: Block) -> BlockExamples:
-        """Make the examples of each record with the texts of at least one task."""
+        """Make the examples from each record that has the texts for at least one task."""
         return read_records(block, self._examples_of, {*self._columns.values()})
 
     @cached_property

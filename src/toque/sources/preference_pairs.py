@@ -138,7 +138,7 @@ class PreferenceReader:
         return f"{self._layout(path).name} chosen and rejected {kind}"
 
     def examples(self, block: Block) -> BlockExamples:
-        """Make two examples of each record with two different answers, the chosen one first."""
+        """Make two examples from each record with two different answers, the chosen one first."""
         return read_records(block, self.examples_of, self._used)
 
     def examples_of(
@@ -352,7 +352,7 @@ def _join_turns(
 
 
 def _contents(turns: Iterable[Turn]) -> list[tuple[str, str]]:
-    """List the role and the text of each turn, without blanks at both ends."""
+    """List the role and the text of each turn, without surrounding white space."""
     return [(turn.role, turn.text.strip()) for turn in turns]
 
 
@@ -368,7 +368,7 @@ def compare_answers(chosen: str, rejected: str) -> str:
 
 
 def split_common_prompt(chosen: str, rejected: str) -> Pair | None:
-    r"""Divide two texts into their common prompt and their answers, without blanks between them.
+    r"""Divide two texts into their common prompt and their answers, without space between them.
 
     The prompt ends after the last mark of an answer in the common beginning, such as "Assistant:".
     Without a mark, it ends at the last line break, and without a line break at the last white
@@ -437,7 +437,7 @@ def has_message_pairs(source: Source) -> bool:
 
 
 def with_one_turn(source: Source) -> Source:
-    """Return a source with readers that make texts of messages with a single question.
+    """Return a source with readers that turn messages with a single question into texts.
 
     Raises:
         ConfigError: The first pair of a file has several questions.

@@ -296,8 +296,8 @@ class ArrayFile(NamedTuple):
         if member.file_size > max(MIN_BOMB_BYTES, MAX_EXPANSION * member.compress_size):
             raise DataError(
                 f"{self.path}: the array {name} expands from {member.compress_size:,} to "
-                f"{member.file_size:,} bytes. It is damaged or a decompression bomb. Remove it "
-                "from data.sources."
+                f"{member.file_size:,} bytes. The file is damaged or a decompression bomb. Remove "
+                "the file from data.sources."
             )
         with self.archive.open(member) as packed:
             yield packed, member.file_size

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from toque.errors import CheckpointError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""Limit of the safetensors library. A forged header must not make Toque allocate gigabytes."""
+"""Limit in the safetensors library. A forged header must not make Toque allocate gigabytes."""
 Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 """Shape of a `.npy` array, True if it is in Fortran order, and its type."""
 
@@ -110,6 +110,6 @@ def sort_metadata(data: bytes) -> bytes:
     if "__metadata__" in header:
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    # The library pads the header with blanks, so that tensors are aligned to eight bytes.
+    # The library pads the header with spaces, so that tensors are aligned to eight bytes.
     padded = text.ljust(len(text) + -len(text) % 8)
     return len(padded).to_bytes(8, "little") + padded + data[8 + length :]

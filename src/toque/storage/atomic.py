@@ -304,7 +304,7 @@ def disk_faults(
     setting: str = "data.store",
     error: type[ToqueError] = DataError,
 ) -> Iterator[None]:
-    """Convert the OSError of a full disk or a missing permission into an `error` with advice.
+    """Convert the OSError for a full disk or a missing permission into an `error` with advice.
 
     Args:
         folder: The folder to write.

@@ -22,9 +22,9 @@ LOGIN_ADVICE: Final = {
     ),
 }
 _UNCACHED: Final = {"use_listings_cache": False, "skip_instance_cache": True}
-"""Options of fsspec file systems, so that every listing is current."""
+"""Options for fsspec file systems, so that every listing is current."""
 FileSystem = tuple[Any, bool, tuple[type[Exception], ...]]
-"""File system of fsspec, True without credentials, and the errors of failed requests."""
+"""fsspec file system, True if it has no credentials, and the errors that requests raise."""
 
 
 def open_file_system(scheme: str, raised: type[ToqueError]) -> FileSystem:
@@ -67,7 +67,7 @@ def _open_gcs(raised: type[ToqueError]) -> FileSystem:
 
 
 def _google_credentials(raised: type[ToqueError]) -> Any:
-    """Find the default credentials of Google's tools. Return None if no credentials are set."""
+    """Find Google's Application Default Credentials. Return None if no credentials are set."""
     import google.auth.exceptions
 
     key_file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")

@@ -245,7 +245,7 @@ class _Session:
             while waiting:
                 done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
                 for job in done:
-                    job.result()  # raises the error of a failed download
+                    job.result()  # raises the error from a failed download
                 n_bytes = sum(self.cached_bytes.copy().values())
                 progress(n_bytes, total_bytes, f"fetching {len(files):,} files")
         finally:

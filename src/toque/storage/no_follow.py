@@ -149,7 +149,7 @@ def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:
 
     Args:
         folder: The folder. Its subfolders are also checked.
-        refuse: Function from a message to the error to raise.
+        refuse: Function that builds the error to raise from a message.
     """
     for entry in _entries_below(folder):
         if entry.is_file(follow_symlinks=False):

@@ -55,7 +55,7 @@ from toque.version import __version__
 
 
 def _read_cache(key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the choices of an earlier run with the same `key`, or None."""
+    """Return the choices from an earlier run with the same `key`, or None."""
     with contextlib.suppress(OSError, ValueError):
         stored = json.loads(_cache_file(key).read_text(encoding="utf-8"))
         if isinstance(stored, dict) and stored.get("of") == json.loads(json.dumps(key)):
@@ -224,7 +224,7 @@ class _Tuner:
         return key
 
     def find_cached(self, key: dict[str, Any]) -> Resources | None:
-        """Return the choices of an identical run on this machine, if they still fit into memory."""
+        """Return the choices from an identical run on this machine, if they still fit in memory."""
         cached = _read_cache(key)
         if cached is None:
             return None
@@ -236,7 +236,7 @@ class _Tuner:
         return resources if fits else None
 
     def apply(self, resources: Resources) -> Fitted:
-        """Prepare the model for choices of an earlier session, an identical run or rank 0."""
+        """Prepare the model for choices from an earlier session, an identical run or rank 0."""
         compiled = resources.compile and self._compile(resources.micro_batch_rows)
         self._set_recomputing(resources.gradient_checkpointing)
         if self.train.compile is True and not resources.compile:

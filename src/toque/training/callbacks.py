@@ -161,7 +161,7 @@ class SaveCounts:
 
     written: int = 0
     skipped: int = 0  # due while the previous save was still being written
-    # Written while training waited, because memory was too small for a snapshot.
+    # Written while training waited, because there was not enough memory for a snapshot.
     waited: int = 0
     failed: int = 0
 
@@ -185,7 +185,7 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of a callback to the training loop.
+    """Requests from a callback to the training loop.
 
     >>> Requests(save=True) | Requests(stop=True, reason="early_stopping")
     Requests(stop=True, evaluate=False, save=True, reason='early_stopping')

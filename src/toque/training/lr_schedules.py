@@ -74,7 +74,7 @@ def make_schedule(
 def _make_decay(
     optim: OptimConfig, warmup: Duration, length: Duration, totals: Mapping[str, float]
 ) -> _Decay:
-    """Build the decay of a schedule. Errors are as in `make_schedule`."""
+    """Build the decay of a schedule. Raises the same errors as `make_schedule`."""
     warm_share = _warmup_share(optim, warmup, length, totals)
 
     def share_since_warmup(progress: Progress) -> float:

@@ -206,7 +206,7 @@ class OomFallback:
     def from_resources(
         cls, run: Path, resources: Resources, callbacks: Callbacks, *, rank: int
     ) -> Self:
-        """Build the fallback of a run. It records every change in the run folder."""
+        """Build the fallback for a run. It records every change in the run folder."""
 
         def remember(smaller_from: dict[int, int]) -> None:
             replace(resources, smaller_from=dict(smaller_from)).save(run, rank=rank)

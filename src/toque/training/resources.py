@@ -28,7 +28,7 @@ _Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 
 @dataclass(frozen=True)
 class Resources:
-    """Choices of how updates are computed. They affect only the last bits of an update."""
+    """Choices about how updates are computed. They affect only the last bits of an update."""
 
     micro_batch_rows: _Rows
     gradient_checkpointing: bool
@@ -65,7 +65,7 @@ class Resources:
 
     @classmethod
     def load(cls, run: Path, *, rank: int = 0) -> Self | None:
-        """Read the choices of an earlier session. Return None if they are missing or damaged."""
+        """Read the choices from an earlier session. Return None if they are missing or damaged."""
         try:
             text = (run / _file_name(rank)).read_bytes()
             if check_seal(text) != "whole":
@@ -105,7 +105,7 @@ def previous_resources(
     *,
     rank: int = 0,
 ) -> tuple[Resources | None, list[str]]:
-    """Return the choices of the previous session, if they still apply, and notes for the user.
+    """Return the choices from the previous session, if they still apply, and notes for the user.
 
     Args:
         run: The run folder.
@@ -156,7 +156,10 @@ def previous_resources(
 
 
 def _resources_in(checkpoint: Checkpoint, rank: int) -> Resources:
-    """Read the choices of a rank from a checkpoint. Errors are as in `previous_resources`."""
+    """Read the choices of a rank from a checkpoint.
+
+    Raises the same errors as `previous_resources`.
+    """
     record = checkpoint.state().get("resources")
     try:
         resources = msgspec.convert(record, _CheckpointResources, str_keys=True)

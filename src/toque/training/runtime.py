@@ -108,7 +108,7 @@ class Runtime:
     def from_settings(
         cls, train: TrainConfig, family: Family, ranks: Ranks | None = None
     ) -> Self:
-        """Build the runtime from the settings `train`. Errors are as in `detect`."""
+        """Build the runtime from the settings `train`. Raises the same errors as `detect`."""
         return cls.detect(
             precision=train.precision,
             deterministic=train.deterministic,
@@ -127,7 +127,7 @@ class Runtime:
         if self.device.type != "cpu":
             return {}
         if self.precision == "bf16":
-            # Increase this number if a change of Toque's bf16 operators affects the last bits.
+            # Increase this number if a change to Toque's bf16 operators affects the last bits.
             return {"bf16 on a CPU": "6"}
         return {"float32 on a CPU": "oneDNN"} if onednn_is_faster() else {}
 
@@ -275,7 +275,10 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 def choose_precision(
     requested: PrecisionChoice, device: torch.device, *, fp16_is_safe: bool
 ) -> tuple[Precision, list[str]]:
-    """Choose the precision for a device, and return it with warnings. Errors are as in `detect`."""
+    """Choose the precision for a device, and return it with warnings.
+
+    Raises the same errors as `detect`.
+    """
     if requested == "fp16" and not fp16_is_safe:
         raise ConfigError(
             "train.precision is fp16, but the activations of T5 overflow float16, and other types "

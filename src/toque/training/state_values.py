@@ -22,7 +22,7 @@ _MAX_DIFFERENCES: Final = 5
 
 
 def count_in(state: Mapping[str, Any], name: str, *, maximum: int = MAX_COUNT) -> int:
-    """Return the whole number `name`, from 0 to `maximum`.
+    """Return the whole number stored under `name`, from 0 to `maximum`.
 
     Raises:
         KeyError: The value is missing.
@@ -40,7 +40,7 @@ def count_in(state: Mapping[str, Any], name: str, *, maximum: int = MAX_COUNT) -
 def number_in(
     state: Mapping[str, Any], name: str, *, least: float = -math.inf
 ) -> float:
-    """Return the number `name`, which must be finite and at least `least`.
+    """Return the number stored under `name`, which must be finite and at least `least`.
 
     Raises:
         KeyError: The value is missing.
@@ -58,12 +58,15 @@ def number_in(
 
 
 def optional_number_in(state: Mapping[str, Any], name: str) -> float | None:
-    """Return the finite number `name`, or None if it is null. Errors are as in `number_in`."""
+    """Return the finite number stored under `name`, or None if it is null.
+
+    Raises the same errors as `number_in`.
+    """
     return None if state[name] is None else number_in(state, name)
 
 
 def flag_in(state: Mapping[str, Any], name: str) -> bool:
-    """Return the boolean `name`.
+    """Return the boolean stored under `name`.
 
     Raises:
         KeyError: The value is missing.
@@ -73,7 +76,7 @@ def flag_in(state: Mapping[str, Any], name: str) -> bool:
 
 
 def object_in(state: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the JSON object `name`.
+    """Return the JSON object stored under `name`.
 
     Raises:
         KeyError: The value is missing.

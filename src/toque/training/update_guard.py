@@ -49,7 +49,7 @@ class SkipStep:
 
     A limit is the mean over the last `window` updates plus `sigma` standard deviations. There are
     no limits during the first half window. A value above its limit is added to the window as the
-    limit itself, so that a lasting change of level is accepted after some updates. After
+    limit itself, so that a lasting change in level is accepted after some updates. After
     `roll_back_after` skipped updates in a row the run loads an earlier checkpoint.
     """
 

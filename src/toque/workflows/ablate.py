@@ -50,7 +50,7 @@ class Column(NamedTuple):
     """Amount of the metric that the table displays as 1."""
 
     def format_difference(self, difference: Mapping[str, Any] | None) -> str:
-        """Format a difference with its interval. A star marks an interval without zero."""
+        """Format a difference with its interval. A star marks an interval that excludes zero."""
         if difference is None:
             return "-"
         text = f"{difference['mean'] / self.unit:+.{self.decimals}f}"
@@ -130,7 +130,7 @@ class Result:
     measures: Mapping[str, float]
     peak_bytes: int
     said: str = ""
-    """Last line of the log of a run that failed."""
+    """Last log line of a failed run."""
 
     def measure(self, name: str) -> float | None:
         """Return a metric of `COLUMNS`, or None if the run failed or did not record it."""
@@ -183,7 +183,7 @@ def ablate(
         config: A configuration, as for `configure`.
         overrides: Settings of all runs, as "section.field=value".
         seeds: Number of runs per combination.
-        steps: Updates per run. None: the length in the configuration.
+        steps: Updates per run. None means the length in the configuration.
         out: Folder of the runs and results. A completed run in it is not repeated if its settings
             and its store are the same.
         trust_code: Import the metrics and callbacks that a run's config.yaml names.
@@ -322,7 +322,7 @@ def _lock_folder(out: Path) -> AbstractContextManager[object]:
 def _train_variants(
     config: str, plan: AblationPlan, out: Path, reporter: Reporter, *, trust_code: bool
 ) -> dict[str, Result]:
-    """Return the result of every run. Train each run without a result, and report all."""
+    """Train each run that has no result, report all runs, and return their results."""
     results: dict[str, Result] = {}
     runs = plan.runs
     for number, (key, variant) in enumerate(runs.items(), start=1):
@@ -371,7 +371,7 @@ def _start_child(resolved: Resolved, out: Path, key: str, log: Path) -> BaseProc
     """Start the training of a run in a child of a server that has imported torch."""
     processes = get_context("forkserver")
     processes.set_forkserver_preload(["toque.workflows.training_child"])
-    # The server keeps the environment of its start, so the child receives the current one.
+    # The server keeps the environment it started with, so pass the current one to the child.
     environment = dict(os.environ)
     child = processes.Process(
         target=_train_and_record, args=(resolved, out, key, log, environment)
@@ -413,7 +413,7 @@ def _forward_signals(child: BaseProcess) -> Iterator[list[int]]:
         yield signals
     finally:
         for number, handler in handlers.items():
-            # None is a handler that was not set from Python.
+            # None stands for a handler that was not set from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 

@@ -129,7 +129,7 @@ def _describe_batch(config: RunConfig, stream: BatchStream, row: str) -> str:
 
 
 def _describe_ranks(runtime: Runtime, strategy: str, n_rows: int) -> list[_Line]:
-    """Describe the ranks, each with `n_rows` rows of the first update. No line for one rank."""
+    """Describe the ranks, each with `n_rows` rows of the first update; [] for one rank."""
     if not runtime.ranks.is_distributed:
         return []
     library = "nccl" if runtime.device.type == "cuda" else "gloo"

@@ -184,7 +184,7 @@ def _read_evaluations(place: Place) -> dict[int, dict[str, float]]:
 
 
 def _read_model_step(place: Place) -> int | None:
-    """Read the step of the finished model's weights. None: the run is not finished."""
+    """Read the step of the finished model's weights. Return None if the run is not finished."""
     try:
         end = decode_json(read_small_file(place, END) or b"{}", dict[str, Any])
     except msgspec.DecodeError:

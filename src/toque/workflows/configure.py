@@ -28,7 +28,7 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     """Build and check a configuration from a base and changes.
 
     Args:
-        base: The base. None: the defaults.
+        base: The base. None means the defaults.
         sections: Changed settings by section, as in a file. A mapping changes only the settings
             that it names: `optim={"peak_lr": 1e-4}` keeps the optimizer's other settings. A list
             replaces the list, and a section of another configuration, `optim=other.optim`, replaces
@@ -82,10 +82,10 @@ def _mark_foreign_code(
 
 
 def source_columns(columns: Columns | None) -> dict[str, Any]:
-    """Return `columns` as settings of a source. None: no settings.
+    """Convert `columns` to source settings; None gives no settings.
 
     Raises:
-        ConfigError: Records have no such part.
+        ConfigError: `columns` names an unknown part.
 
     >>> source_columns({"prompt": "question"})
     {'columns': {'prompt': 'question'}}

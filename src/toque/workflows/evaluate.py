@@ -219,7 +219,7 @@ def evaluate(
 
     Args:
         run_or_model: The run or model to score.
-        config: The configuration of the data. None: the run's own configuration.
+        config: The configuration of the data. None means the run's own configuration.
         trust_code: Import the metrics that the run's configuration names.
         reporter: Receives the progress.
 

@@ -86,11 +86,11 @@ def export(
     Args:
         run_or_model: A run, a checkpoint, a model or an adapter folder.
         to: A new folder for the export.
-        step: Step of a run's checkpoint or best model. None: the run's finished model.
+        step: Step of a run's checkpoint or best model. None means the finished model.
         form: hf (a Hugging Face folder with the adapter merged), gguf (a file for llama.cpp and
             Ollama), or adapter (a folder for peft, without its base).
         dtype: Type of the weights: f32, bf16 or f16, and for gguf also q8_0, q5_1, q5_0, q4_1 or
-            q4_0. None: f32 for hf and f16 for gguf.
+            q4_0. None means f32 for hf and f16 for gguf.
         push_to: A repository on the hub, owner/name, that receives a copy of the verified export.
             A new repository is private.
 

@@ -149,7 +149,7 @@ def _write(
 ) -> str:
     """Write the finished model and report it. Return advice if the model is poor, else "".
 
-    `goal` selected the weights. None: they are the last ones of the run.
+    `goal` selected the weights. None means the last weights of the run.
     """
     config, store = run.config, run.store
     trainer = run.trainer

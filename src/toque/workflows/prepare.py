@@ -42,7 +42,7 @@ def prepare(
             saved in the folder of the store, in a file named after their content.
         validation: Rows to hold out, in place of data.validation.
         columns: Field of each part of a row, e.g. {"prompt": "question", "target": "answer"}, as
-            `columns` of a source. None: well-known names are recognised.
+            `columns` of a source. With None, well-known names are recognised.
         replace: Delete a store of other data or settings. By default it is refused.
         reporter: Receives the progress.
 

@@ -119,8 +119,9 @@ def _refuse_training_on_ids(source: Source, tokenizer: str, path: str) -> None:
     has_ids = any(isinstance(reader, TokenReader) for reader in readers)
     if has_ids and tokenizer.startswith(TRAINED):
         raise ConfigError(
-            f"model.tokenizer is {tokenizer}, but {path} has token ids, and a tokenizer cannot be "
-            "trained on ids. Set model.tokenizer to the tokenizer that wrote the file."
+            f"model.tokenizer is {tokenizer}, but {path} contains token ids, and a tokenizer "
+            "cannot be trained on ids. Set model.tokenizer to the tokenizer that produced these "
+            "ids."
         )
 
 
@@ -180,7 +181,7 @@ def _read_template(setting: str) -> str:
 
 
 def _find_max_tokens(config: RunConfig) -> int | None:
-    """Return the maximum number of tokens of a prompt with its target. None: no limit."""
+    """Return the maximum tokens of a prompt and its target together. None means no limit."""
     model = config.model
     if model.start_from == "scratch":
         default = _CONTEXT_LENGTHS.get(model.family)

@@ -73,7 +73,7 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
 
     Args:
         path: A store or a run.
-        out: The file of the page. None: report.html in the folder.
+        out: The file for the page. None means report.html in the folder.
 
     Raises:
         ConfigError: The folder is not a store or run, or `out` is another file or is not writable.
@@ -132,7 +132,7 @@ def compare(
     Args:
         runs: Two or more runs or checkpoints, as folders or addresses at gs:// or s3://. A run may
             be training.
-        out: The file of the page. None: comparison.html in the parent folder of the first run, or
+        out: The file for the page. None means comparison.html in the first run's parent folder, or
             in the working directory if that run is in a bucket.
         reporter: Receives the progress.
 

@@ -153,7 +153,7 @@ def find_length(
 def _build_limit(
     config: RunConfig, total_seconds: float, clock: CommandClock, after: AfterTraining
 ) -> TimeLimit:
-    """Build the time limit of a command, which reserves the time `after` training."""
+    """Build a command's time limit, which reserves time for the work `after` training."""
     stop_after = config.train.stop_after
     return TimeLimit(
         total_seconds,

@@ -233,7 +233,7 @@ def _announce(run: Run, reporter: Reporter, *, was_over: bool) -> None:
 
 
 def _finished_message(config: RunConfig, progress: Progress) -> str:
-    """Report that a run is finished, with the settings that would continue it."""
+    """Report that a run is finished, and which settings would continue it."""
     length = config.train.stop_after
     longer = f'raise train.stop_after, which is "{length}"'
     if config.train.time_limit is not None and not length.reached(progress):

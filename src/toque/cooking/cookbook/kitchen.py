@@ -160,7 +160,7 @@ class _Kitchen:
         )
 
     def _choose_servings(self, dish: Dish) -> None:
-        """Choose the servings, or a number of batches, and the scale of the amounts."""
+        """Choose the number of servings or batches, and the scale factor for the amounts."""
         if dish.serves:
             self._servings = self._pick(dish.serves)
             self._scale = float(self._servings)

@@ -189,7 +189,8 @@ def _is_refined(food: Food) -> bool:
     for min_fat_and_sugar, max_protein in _REFINED:
         if fat + sugar >= min_fat_and_sugar and protein < max_protein:
             return True
-    # The table has no column for alcohol: it is the energy of no other nutrient.
+    # The table has no alcohol column, so count energy that no other nutrient accounts for as
+    # alcohol.
     alcohol_kcal = energy - _FAT_KCAL * fat - _OTHER_KCAL * (carbohydrate + protein)
     return alcohol_kcal > max(20.0, 0.4 * energy)
 

@@ -147,7 +147,7 @@ def decoded_entities(text: str) -> str:
 
 
 def _repair_entity(entity: re.Match[str]) -> str:
-    """Return the entity that a broken entity means, or its character."""
+    """Return the entity that a malformed one stands for, or the character itself."""
     number, name, letter = entity.group("number", "name", "letter")
     base, accent = entity.group("base", "accent")
     if name:

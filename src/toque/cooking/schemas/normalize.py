@@ -194,7 +194,10 @@ def _round_count(value: Any) -> int | None:
 
 
 def _duration(value: Any) -> int | None:
-    """Return minutes from a number, or from a text with `minutes_of`. A bare number is minutes."""
+    """Convert a value to whole minutes.
+
+    Strings are parsed with `minutes_of`; a bare number is already in minutes.
+    """
     minutes = minutes_of(value) if isinstance(value, str) else None
     if minutes is None:
         return _round_count(value)

@@ -292,7 +292,7 @@ def _folded_names(key: str) -> tuple[str, ...]:
 
 
 def _may_be_content(key: str, value: Any) -> bool:
-    """Return whether a value is not a flag, an identifier or a position in a list."""
+    """Return False if a value is a flag, an identifier or a position in a list."""
     if isinstance(value, bool) or value == 0 or key.startswith("@"):
         return False
     if isinstance(value, dict | list):

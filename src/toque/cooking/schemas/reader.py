@@ -110,7 +110,10 @@ class RecipeReader:
         return replace(self, tasks=cast("tuple[Task, ...]", tasks))
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Read blocks of `path` in the schema of its content. Errors are as in `schema`."""
+        """Read blocks of `path` in the schema of its content.
+
+        Raises the same errors as `schema`.
+        """
         return self._recognise(path).blocks()
 
     def examples(self, block: Block) -> BlockExamples:
@@ -162,7 +165,7 @@ class RecipeReader:
         return self._recognise(path).schema
 
     def _recognise(self, path: Path) -> _Format:
-        """Return the format of a file. Errors are as in `schema`."""
+        """Return the format of a file. Raises the same errors as `schema`."""
         start, is_entire_file = head(path, encoding=self.encoding)
         layout = structured_layout(
             path, start, is_entire_file=is_entire_file, encoding=self.encoding

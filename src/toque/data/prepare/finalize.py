@@ -272,9 +272,9 @@ class StoreFinalizer:
                     )
                 if len(ids) >= max_target:
                     raise DataError(
-                        f"{problem}, which has {len(ids)} tokens and an end token, but "
-                        f"data.max_target_tokens is {max_target}. Raise it, or choose a shorter "
-                        "word."
+                        f"{problem}, which takes {len(ids) + 1} tokens including the end token, "
+                        f"but data.max_target_tokens is {max_target}. Raise "
+                        "data.max_target_tokens, or choose a shorter word."
                     )
 
     def _named_sources(self) -> str:

@@ -194,7 +194,7 @@ class ShardBuilder:
         return self._complete_pairs(rows) if has_pairs(self._examples) else rows
 
     def _complete_pairs(self, rows: ExampleRows) -> ExampleRows:
-        """Leave out preference pairs with an unusable answer, or with answers of equal tokens."""
+        """Leave out preference pairs with an unusable answer, or answers with equal tokens."""
         rows = rows.select(mark_complete_pairs(rows.example))
         is_equal = mark_equal_pairs(rows.target)
         self._leave_out(rows.example[is_equal].tolist(), SAME_TOKENS)
@@ -361,8 +361,8 @@ class ShardBuilder:
     def _note_left_out(self, kept_records: set[int]) -> None:
         """Count the examples left out of kept records, and the dropped records by reason.
 
-        A record without an example in use is dropped for the reason of its first example. Excerpts
-        of such records are added for the report.
+        A record without an example in use is dropped for the reason that applies to its first
+        example. Excerpts from such records are added for the report.
         """
         reason_of_record: dict[int, str] = {}
         for i, reason in sorted(self._reasons.items()):

@@ -1,4 +1,4 @@
-"""Sample of the sources, for the training of a tokenizer and the choice of length limits.
+"""Sample of the sources, for training a tokenizer and choosing length limits.
 
 A limit is the 99th percentile of the sample's lengths, rounded up. If the model's context length is
 too short for both limits, it is divided so that the fewest records of the sample are cut. With
@@ -338,9 +338,9 @@ def _fit_context(
 
 
 def _fewest_cut(sides: Lengths, room: int) -> int:
-    """Find the limit of prompts for which the fewest records are cut.
+    """Find the prompt limit for which the fewest records are cut.
 
-    The limit of targets is the rest of `room`. If several limits cut equally few records, choose
+    The target limit is the rest of `room`. If several limits cut equally few records, choose
     the limit with the fewest cut targets, because a cut target loses its end, and then the limit
     with the fewest cut tokens.
 

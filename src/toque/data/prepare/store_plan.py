@@ -33,8 +33,8 @@ from toque.user_paths import expanded
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Settings = Mapping[str, Any]  # settings of a manifest
 Dedup = Literal["none", "exact", "near"]
-USUAL_PROMPT = 256  # tokens; limit of prompts if nothing else determines it
-USUAL_TARGET = 512  # tokens; limit of targets
+USUAL_PROMPT = 256  # tokens; limit on prompts if nothing else determines it
+USUAL_TARGET = 512  # tokens; limit on targets
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
 CHAT = ("chat_template", "chat_date", "loss_on")  # settings of conversations
 # If more records are unusable, the file probably has another format.
@@ -95,7 +95,7 @@ class PrepareSettings:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Limits of prompt and target, in tokens. Both must be set."""
+        """Limits on prompt and target, in tokens. Both must be set."""
         assert self.max_prompt_tokens is not None and self.max_target_tokens is not None  # noqa: PT018
         return self.max_prompt_tokens, self.max_target_tokens
 
@@ -365,7 +365,7 @@ def _split_difference(manifest: StoreManifest, new: Settings) -> list[str]:
 def _tokenizer_difference(
     store: Path, old_settings: Settings, new: str, folder: Path | None
 ) -> list[str]:
-    """Describe a change of the tokenizer, in a list of at most one text."""
+    """Describe a change to the tokenizer, in a list of at most one text."""
     old = old_settings.get("tokenizer")
     if folder is None:
         return [] if old == new else [f"its tokenizer was {old} and is {new}"]
@@ -388,7 +388,7 @@ def _source_differences(
     sources: Sequence[tuple[str, Sequence[SourceFile] | None]],
     settings: PrepareSettings,
 ) -> list[str]:
-    """Describe the differences of the sources in order, without a download."""
+    """Describe how the sources differ from the store's, in order and without a download."""
     numbers = sorted({entry.source for entry in entries})
     if sources and len(numbers) != len(sources):
         old_files = join_first(entry.path for entry in entries)
@@ -422,7 +422,7 @@ def _source_differences(
 def _file_differences(
     entries: Sequence[SourceEntry], files: Sequence[SourceFile]
 ) -> list[str]:
-    """Describe the differences of a source's files by content and reader, not by path."""
+    """Describe how a source's files differ from the store's, by content and reader."""
     hashes = [file.sha256 for file in files]
     readers = {entry.sha256: entry.reader for entry in entries}
     new = [file.name for file in files if file.sha256 not in readers]

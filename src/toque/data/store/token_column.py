@@ -141,7 +141,7 @@ def _close(opened: dict[int, tuple[int, int]]) -> None:
 
 
 def _allow_open_files(n: int) -> None:
-    """Raise the limit of open files to at least `n`, if the system allows it."""
+    """Raise the limit on open files to at least `n`, if the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_unlimited = hard == resource.RLIM_INFINITY
     if soft < n and (is_unlimited or soft < hard):

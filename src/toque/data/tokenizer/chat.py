@@ -126,7 +126,7 @@ class ChatTemplate:
         """Encode a conversation that ends with an answer.
 
         Some templates omit the reasoning of earlier answers. This is allowed if only the last
-        answer has a loss. Some templates write special tokens and blanks only after the last turn.
+        answer has a loss. Some templates write special tokens and spaces only after the last turn.
         This is always allowed.
 
         Do not call this method and `ids` at the same time, because both use the same child.
@@ -205,7 +205,7 @@ class ChatTemplate:
         return spans
 
     def _end_without_marks(self, text: str, start: int) -> int:
-        """Find the end of a text without its last special tokens and blanks, at least `start`."""
+        """Find the end of a text without its last special tokens and spaces, at least `start`."""
         end = len(text)
         while end > start:
             stripped = text[start:end].rstrip()
@@ -284,7 +284,7 @@ class ChatTemplate:
     ) -> Json:
         """Render a conversation in the child. If it has failed, start another child.
 
-        Return `_render_conversation`'s result, or the error of the template.
+        Return `_render_conversation`'s result, or the error from the template.
         """
         n_chars = sum(len(str(value)) for turn in turns for value in turn.values())
         request = {

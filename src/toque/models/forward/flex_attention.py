@@ -61,7 +61,7 @@ training, evaluation and dropout, and for full and last micro-batches.
 """
 _LSE_COLUMNS: Final = 16  # columns of values in the second pass, the kernels' minimum
 Options = Mapping[str, int]  # `kernel_options` of `flex_attention`
-Kernels = tuple[Options, Options]  # options of kernels without and with a bias
+Kernels = tuple[Options, Options]  # options for kernels without and with a bias
 # Rows of fewer than 128 queries would otherwise use another kind of kernel.
 _TORCH_BLOCKS: Final[Options] = {"FORCE_USE_FLEX_ATTENTION": 1}
 DEFAULT_KERNELS: Final[Kernels] = (_TORCH_BLOCKS, _TORCH_BLOCKS)
@@ -225,7 +225,7 @@ def attend(
         dropout: Probability that a pair is dropped.
         pair: Hash keys that determine the dropped pairs; None for random pairs.
         cap: c of a model with scores c * tanh(s / c). Such a model has no bias.
-        options: Options of the kernels.
+        options: Options for the kernels.
         kernel: Replacement for `flex_attention`, for tests.
     """
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
@@ -489,13 +489,13 @@ def _try_kernels(
             error_share = _largest_error(device, dtype, size, options, biased=biased)
         if error_share <= _TOLERANCE[dtype]:
             return ""
-    except Exception as error:  # noqa: BLE001 - any error of a kernel or its compiler
+    except Exception as error:  # noqa: BLE001 - any error from a kernel or its compiler
         return _RAISED_BY.sub("", str(error).strip()) or repr(error)
     return f"torch's own are off by {error_share:.1e}"
 
 
 def _shorten_reason(message: str) -> str:
-    """Reduce a kernel's error message to its needs of shared memory, or to its first line."""
+    """Reduce a kernel's error message to the shared memory that it needs, or to its first line."""
     needs = _SHARED_MEMORY.search(message)
     if needs is None:
         return message.splitlines()[0]
@@ -511,7 +511,7 @@ def _largest_error(
     *,
     biased: bool,
 ) -> float:
-    """Return the largest error of outputs and gradients, relative to the definition of attention.
+    """Return the largest error in outputs and gradients, relative to the definition of attention.
 
     The result is NaN if a number is NaN.
     """

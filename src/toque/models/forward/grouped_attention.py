@@ -75,7 +75,7 @@ class _Side:
 
     length: int  # t or s
     token_indices: (
-        Tensor  # [G * length] token at each position; at padding any of the example
+        Tensor  # [G * length] token at each position; at padding, any of its example
     )
     padding: Tensor | None  # [p] positions of padding, if there are any
 

@@ -118,7 +118,7 @@ def cross_entropy_sum(
         n_labels: Number of labelled positions. Without it, the host waits for a GPU to count them.
         cap: c of logits c * tanh(logits / c) (Gemma Team 2024, arXiv 2408.00118, section 2).
         label_weights: Factors of the labels' cross-entropies, [...] float32. They may be negative.
-            None: all are 1.
+            None means that all are 1.
 
     Returns:
         The loss, [] float32, or float64 if `hidden` is float64. Without any label, the loss and the

@@ -151,7 +151,7 @@ class _GpuOperators(TorchFunctionMode):
 def _dropout(
     values: Tensor, p: float = 0.5, training: object = 1, *_: Any, **__: Any
 ) -> Tensor:
-    """Save a byte per element for the backward pass, as on a GPU. A CPU saves a factor each."""
+    """Save a byte per element for the backward pass, as on a GPU. A CPU saves factors instead."""
     if not training or p == 0.0:
         return values
     return torch.native_dropout(values, p, train=True)[0]

@@ -150,7 +150,7 @@ def _t5_by_segments(
 
 
 def _t5_masked(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
-    """Compute a T5 by transformers' forward with masks of all pairs."""
+    """Compute a T5 with transformers' forward and masks of all pairs."""
     sources, targets = batch.source_segments, batch.target_segments
     with attending_by(configs_of(core), varlen.MASKED):
         states = core.get_submodule("encoder")(
@@ -232,7 +232,7 @@ def _decoder_by_segments(
 def _decoder_masked(
     core: PreTrainedModel, batch: DecoderBatch, *, is_causal: bool
 ) -> Tensor:
-    """Compute a decoder-only model by transformers' forward, with a mask unless `is_causal`."""
+    """Compute a decoder-only model with transformers' forward, masked unless `is_causal`."""
     mask_inputs: dict[str, Any] = {}
     if not is_causal:
         mask = same_segment(batch.segments, batch.segments).tril()

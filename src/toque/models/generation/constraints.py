@@ -83,18 +83,18 @@ class ConstraintCompiler:
         # A line may start with "▁". Decoders remove it, but llguidance reads it as a space.
         first_bytes = self.tokens.decode_bytes([*codec.encode("a")])
         self._starts_with_space = first_bytes.startswith(b" ")
-        # If a token marks line breaks, every line starts like a text.
+        # With a line-break token, every line is tokenized like the start of a text.
         has_marker = codec.newline_id is not None
         self._lines_start_with_space = self._starts_with_space and has_marker
         # Prompts and schemas repeat.
         self._compiled = lru_cache(_MAX_COMPILED)(self._compile)
 
     def to_form(self, form: Form) -> Constraint:
-        """Create the constraint of a text that consists of the parts of a form."""
+        """Create the constraint for a text that consists of the parts of a form."""
         return Constraint(self, self.create_matcher(next(form)), form)
 
     def to_schema(self, schema: Mapping[str, Any]) -> Constraint:
-        """Create the constraint of a text that is JSON of a schema, on one line.
+        """Create the constraint for JSON that follows a schema, on one line.
 
         Raises:
             ConfigError: llguidance cannot compile the schema, or the vocabulary cannot encode it.
@@ -139,7 +139,7 @@ class ConstraintCompiler:
         return cast("LLMatcher", matcher)
 
     def _check_vocabulary(self, schema: Mapping[str, Any]) -> None:
-        """Check that the vocabulary can encode JSON of a schema.
+        """Check that the vocabulary can encode JSON that follows a schema.
 
         Raises:
             ConfigError: A character has no tokens.

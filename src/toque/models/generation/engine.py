@@ -73,7 +73,7 @@ def generate(
         model: Model to generate with. Its dropout is off during generation.
         prompts: Token ids in the format of the store: [bos if any] + text for a decoder-only model,
             text + [eos] for an encoder-decoder.
-        options: Options of generation with `max_new_tokens`.
+        options: Generation options, with `max_new_tokens` set.
         eos_id: Token or tokens that end an answer.
         pad_id: Padding of a batch, and the first token of an encoder-decoder's answer.
         constraints: The form of each answer (`constraints.py`). Empty for free answers.
@@ -215,7 +215,8 @@ def _run_orders(
     while waiting or rows.orders:
         try:
             n_free = n_rows - len(rows.orders)
-            # Prefilling one prompt costs about as much as a few, so wait for an eighth of the rows.
+            # Prefilling one prompt costs about as much as prefilling a few, so wait until an eighth
+            # of the rows are free.
             if waiting and n_free >= (n_rows + 7) // 8:
                 rows.admit(waiting[:n_free])
                 waiting = waiting[n_free:]

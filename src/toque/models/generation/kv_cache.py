@@ -48,7 +48,7 @@ call 2 to 3 ms."""
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
-    """Return the cache's precision: float16 for gathered attention, otherwise as the matmuls."""
+    """Return the cache's precision: float16 for gathered attention, else the matmuls' precision."""
     if has_bf16_products(core):
         return GATHERED if uses_gathered_attention(core) else torch.bfloat16
     kind = core.device.type
@@ -199,7 +199,7 @@ class AttentionWindow:
         return self.columns if self.gather is None else self.gather.columns
 
     def narrow(self, width: int | None, cap: float | None) -> AttentionWindow:
-        """Return the window's last `width` columns, with a cap. None for all columns."""
+        """Return the window's last `width` columns, with a cap. A `width` of None means all."""
         start, stop = self.columns.start, self.columns.stop
         first = start if not width else max(start, stop - width)
         mask = self.mask
@@ -321,7 +321,7 @@ class KVCache:
         self.end = 0
         """Index of the next token's column."""
         self._width = self._round_up(min(columns, MAX_INITIAL_COLUMNS))
-        # Groups of rows that attend together. Empty after a change of the rows.
+        # Groups of rows that attend together. Empty after the rows change.
         self._groups: list[slice] = []
         self._gather: Gather | None = None  # gathered attention of the last step
 

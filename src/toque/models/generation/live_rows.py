@@ -60,7 +60,7 @@ class Order:
     constraint: Constraint | None = None
     """Form of the answer."""
     draw: int | None = None
-    """Replaces `number` in the random numbers."""
+    """Index that determines the random numbers instead of `number`, unless it is None."""
 
 
 class NewToken(NamedTuple):

@@ -41,7 +41,7 @@ def refuse_below(minimum: int, **values: float | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """Options of one generation. Temperature applies first, then top_k, then top_p."""
+    """Options for generating texts. Temperature applies first, then top_k, then top_p."""
 
     max_new_tokens: int | None = None
     """Maximum length of an answer in tokens; None for the longest text in the model's training."""

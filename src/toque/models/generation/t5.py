@@ -46,7 +46,7 @@ class T5Decoding:
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
         # Keys and values of the cross-attention.
         self.sources = KVCache.of_model(core, rows=rows)
-        # Empty after a change of the rows.
+        # Empty after the rows change.
         self._source_windows: list[AttentionWindow] = []
         # Bias of each layer that has one, [1, H, 1, columns]. The newest position is the last.
         self._position_bias: dict[int, Tensor] = {}

@@ -71,7 +71,7 @@ _UNUSED_SCORE: Final = -1000.0
 _NO_BOS: Final = "{%- set bos_token = '' -%}"
 # llama.cpp does not compose letters. This changes only texts with decomposed letters.
 _COMPOSING: Final = "NFC"
-_BLANK: Final = "▁"  # SentencePiece's symbol for a blank
+_BLANK: Final = "▁"  # SentencePiece's symbol for a space
 _REPLACES_BLANKS: Final = {
     "type": "Replace",
     "pattern": {"String": " "},
@@ -218,13 +218,13 @@ def _write_unigram(writer: gguf.GGUFWriter, state: Mapping[str, Any]) -> None:
         if kind == "Precompiled":
             table = base64.b64decode(step["precompiled_charsmap"])
             writer.add_precompiled_charsmap(table)
-        # `remove_extra_whitespaces` also joins blanks and strips texts.
+        # `remove_extra_whitespaces` also joins spaces and strips texts.
         elif not joins_blanks and kind not in (_COMPOSING, "Strip"):
             raise _unsupported(f"Unigram after the normalizer {kind}")
 
 
 def _write_sentencepiece_bpe(writer: gguf.GGUFWriter, state: Mapping[str, Any]) -> None:
-    """Write the kind of tokenizer, and whether it adds a blank before a text.
+    """Write the kind of tokenizer, and whether it adds a space before a text.
 
     Raises:
         ConfigError: The tokenizer has steps that llama.cpp does not have.

@@ -12,7 +12,7 @@ from toque.user_paths import named_path
 MODEL_FILES = ("config.json", "*.safetensors")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _SHARD = re.compile(r"(.*)-\d+-of-(\d+)\.safetensors")
-_TIMEOUT_SECONDS = 5.0  # time limit of the hub's first answer
+_TIMEOUT_SECONDS = 5.0  # time limit for the hub's first response
 _OPTIONAL_FILES = ("*.json", "*.model", "*.txt", "README.md")
 # A second copy of the weights, in Mistral's format.
 _IGNORED_FILES = ("consolidated*.safetensors",)

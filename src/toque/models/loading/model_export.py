@@ -99,7 +99,7 @@ def save_adapter(
 ) -> None:
     """Write an adapter and its card, all or nothing. `base_hash` is the `base_sha256` of its base.
 
-    See `save_model` for the arguments and errors.
+    The arguments and errors are the same as for `save_model`.
     """
     write = partial(write_adapter, model, base_hash=base_hash)
     _write_folder(folder, write, None, {**files, "README.md": card})
@@ -220,7 +220,7 @@ def _generation_config(
 
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of a logit, as a fraction of the largest logit.
+"""Largest allowed difference in a logit, as a fraction of the largest logit.
 
 Merging changes the order of float32 sums, which changes logits by about 1e-6.
 """
@@ -234,7 +234,7 @@ class Exported:
 
     folder: Path
     difference: float
-    """Largest change of a logit by merging, rounding and saving, relative to the largest logit.
+    """Largest change that merging, rounding and saving made in a logit, relative to the largest.
     """
     was_adapter: bool
     template: str = ""  # remark about the chat template, if any

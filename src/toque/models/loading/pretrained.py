@@ -228,7 +228,7 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
 def _read_weights(
     folder: Path, family: Family, placement: Placement | None
 ) -> PreTrainedModel:
-    """Read a model by transformers. Raise a CheckpointError if a weight is missing.
+    """Read a model with transformers. Raise a CheckpointError if a weight is missing.
 
     transformers would initialise missing weights at random.
     """

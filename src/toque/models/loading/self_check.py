@@ -125,7 +125,7 @@ def _tolerance(core: PreTrainedModel) -> float:
 
 
 def _transformers_logits(core: PreTrainedModel, text: Tensor) -> Tensor:
-    """Compute float32 logits [T, V] of a text [1, T] by transformers' forward."""
+    """Compute float32 logits [T, V] of a text [1, T] with transformers' forward."""
     logits: Tensor = core(input_ids=text, use_cache=False).logits
     return logits[0].float()
 
@@ -140,7 +140,7 @@ def _logits(core: PreTrainedModel, hidden: Tensor) -> Tensor:
 def _decoding_error(
     core: PreTrainedModel, texts: list[Tensor], expected: list[Tensor]
 ) -> float:
-    """Decode the last three tokens of each text. Return the largest relative error of a step."""
+    """Decode the last three tokens of each text. Return the largest relative error in a step."""
     decoding = CausalDecoding(core, rows=2, columns=max(_LENGTHS) + 1, pad_id=0)
     decoding.admit([text[0, :-2].tolist() for text in texts])
     errors = []

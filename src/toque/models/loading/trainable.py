@@ -36,7 +36,7 @@ class SpecialTokens(Protocol):
 def family_to_train(model: ModelConfig) -> Family:
     """Return the family of a run's model without reading weights.
 
-    Raises the errors of `check_folder`.
+    Raises the same errors as `check_folder`.
     """
     if model.start_from == "scratch":
         return FAMILIES[model.family]
@@ -47,7 +47,7 @@ def family_to_train(model: ModelConfig) -> Family:
 class ModelToTrain:
     """Model of a run, with rows for the tokens of its tokenizer.
 
-    The methods that read a model raise the errors of `check_folder`.
+    The methods that read a model raise the same errors as `check_folder`.
     """
 
     section: ModelConfig

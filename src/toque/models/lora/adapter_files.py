@@ -128,7 +128,7 @@ def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
 
 
 def add_adapter(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> None:
-    """Add the adapter of `folder` to `model` and activate it, without its base's hash.
+    """Add the adapter of `folder` to `model` and activate it, without checking the base's hash.
 
     The model's matrices are not read, so they do not need memory.
 

@@ -52,7 +52,7 @@ _REPLACE: Final = (
     "checkpoint."
 )
 _EPOCH_ROUNDING: Final = 1e-6
-"""Largest rounding error of a position in epochs."""
+"""Largest rounding error in a position, in epochs."""
 
 DROPOUT_MASKS: Final = "dropout masks"
 """Key in a checkpoint's versions, with the value "keyed". It is missing if the model has no dropout
@@ -141,7 +141,7 @@ class TrainerState:
         return cls(progress, cursor, best, flag_in(state, "owes_evaluation"))
 
     def refuse_other_data(self, batches: BatchStream, *, where: str) -> None:
-        """Refuse a cursor that this data does not have, or that contradicts the progress.
+        """Refuse a cursor that is not valid for this data, or that contradicts the progress.
 
         Args:
             batches: The data of this run.

@@ -168,11 +168,11 @@ def verify_files(folder: Path, manifest: Manifest, *, hashed: bool = True) -> No
     n_threads = max(1, min(len(manifest.files), os.cpu_count() or 1))
     with ThreadPoolExecutor(n_threads) as threads:  # hashing releases Python's lock
         verify = partial(_verify_file, folder, hashed=hashed)
-        list(threads.map(verify, manifest.files))  # raises the error of a thread
+        list(threads.map(verify, manifest.files))  # raises the error from a thread
 
 
 def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool) -> None:
-    """Verify one file. Errors are as in `verify_files`."""
+    """Verify one file. Raises the same errors as `verify_files`."""
     path = folder / entry.file
     try:
         if path.is_symlink() or not path.is_file():

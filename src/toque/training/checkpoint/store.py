@@ -241,7 +241,7 @@ class CheckpointStore:
         return relevant_settings(saved) == relevant_settings(current)
 
     def _best_models(self) -> list[Manifest]:
-        """Return the manifests of best models with comparable evaluations, the best first."""
+        """Return the manifests of the best models with comparable evaluations, best first."""
         manifests = []
         for path in step_folders(self.best_folder):
             try:

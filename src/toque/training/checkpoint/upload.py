@@ -304,7 +304,7 @@ def _link_files(checkpoint: Path, target: Path) -> None:
 
 
 class UploadProgress(Callback):
-    """Callback that queues durable checkpoints for upload and reports warnings of `Uploads`."""
+    """Callback that queues durable checkpoints for upload and reports warnings from `Uploads`."""
 
     def __init__(
         self, uploads: Uploads, run: Path, warn: Callable[[Progress, str], None]

@@ -34,8 +34,8 @@ from toque.training.distributed.launcher import is_launched
 from toque.units import Cursor, Progress
 
 _BACKEND_WORDS: Final = ("gloo", "nccl", "connection", "process group", "pair closure")
-"""Words that identify an error of the backend during the backward pass. gloo reports "pair closure"
-for an all-reduce that is waiting when another one times out."""
+"""Words that identify a backend error during the backward pass. gloo reports "pair closure" for
+an all-reduce that is waiting when another one times out."""
 _ANSWER_SECONDS: Final = 3.0
 """Seconds in which the other ranks must record that they are waiting."""
 _LEAVE_SECONDS: Final = 60.0
@@ -213,7 +213,7 @@ class Ranks:
         return values[0]
 
     def combine_requests(self, requests: Requests) -> Requests:
-        """Combine the requests of all ranks. The reason is from the first rank that has one."""
+        """Combine the requests from all ranks. The reason is from the first rank that has one."""
         requests_by_rank: list[Requests] = self.all_gather(requests)
         return reduce(or_, requests_by_rank)
 
@@ -234,7 +234,7 @@ class Ranks:
 
     @contextmanager
     def diagnosing_failures(self) -> Iterator[None]:
-        """Convert errors of the backend in the forward and backward passes into RankLost."""
+        """Convert errors from the backend in the forward and backward passes into RankLost."""
         try:
             yield
         except RuntimeError as error:

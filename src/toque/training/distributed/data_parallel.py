@@ -76,7 +76,7 @@ class DataParallel:
 
 
 class LossModule(nn.Module):
-    """Module with a loss of a model as its forward pass. DDP and FSDP wrap this module."""
+    """Module that computes a model's loss in its forward pass. DDP and FSDP wrap this module."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ from toque.version import __version__
 Strategy = Literal["auto", "single", "ddp", "fsdp"]
 _START_COMMAND: Final = f"toque train CONFIG {argument('gpus=2')}"
 HEARTBEAT_SECONDS = 10.0
-"""Seconds between two messages of rank 0 while it works alone."""
+"""Seconds between two messages from rank 0 while it works alone."""
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
 """Environment variable with the seconds that ranks wait for each other before the run fails.
 """
@@ -77,7 +77,7 @@ def join_ranks(*, strategy: Strategy) -> Iterator[Ranks]:
 
 
 def _refuse_wrong_world_size(strategy: Strategy, world_size: int) -> None:
-    """Raise ConfigError if the strategy needs several processes, or only one, and this differs."""
+    """Raise ConfigError if the strategy does not allow this number of processes."""
     if strategy == "single" and world_size > 1:
         raise ConfigError(
             f"train.strategy is single, but there are {world_size} processes (WORLD_SIZE). Start "
@@ -106,7 +106,7 @@ def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
     try:
         # Under torchrun this store belongs to torchrun, so it outlives this process.
         shared_store, _, _ = next(rendezvous("env://", timeout=timeout))
-        # It also outlives a restart, so each attempt has a prefix of its own.
+        # It also outlives a restart, so each attempt uses its own prefix.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"toque/{attempt}", shared_store)
         dist.init_process_group(

@@ -57,7 +57,7 @@ class Gradients(Callback):
         sharing: DataParallel,
         record: Record | None,
     ) -> list[Self]:
-        """Build the callback of the setting observe.gradients. Without it the list is empty.
+        """Build the callback for observe.gradients. The list is empty without this setting.
 
         If weights are sharded, all ranks need the callback: a rank without a record measures its
         shard.

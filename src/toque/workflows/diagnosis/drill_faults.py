@@ -117,7 +117,7 @@ class FaultTests:
                 session.wait()
 
     def _list_faults(self, times: _Times) -> list[_Fault]:
-        """List the faults in their order. Damage needs the run that SIGTERM stopped before."""
+        """List the faults in order. The damage tests use the run that SIGTERM stopped earlier."""
         refused = f"second refused (exit code {CheckpointError.exit_code})"
         saved = f"step saved, exit code {Interrupted.exit_code}"
         flip, truncate = self._flip_bit, self._truncate

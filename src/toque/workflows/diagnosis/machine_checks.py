@@ -49,7 +49,7 @@ _NOT_FOR_USERS: Final = ("bench", "dev")
 _TIMEOUT_SECONDS: Final = 15.0
 """Maximum time for a test in child processes."""
 _MAX_FAILURE: Final = 300
-"""Maximum length of the reason of a failure, in characters."""
+"""Maximum length of the reason for a failure, in characters."""
 _DISK_BYTES: Final = 128 << 20
 _DISK_SECONDS: Final = 3.0
 """Maximum time for writing `_DISK_BYTES`."""
@@ -224,7 +224,7 @@ def _version(name: str) -> str | None:
 
 
 def _unmet_requirements(requirements: Sequence[Requirement]) -> str:
-    """Describe the requirements that are not met. "": all are met."""
+    """Describe the requirements that are not met. Return "" if all are met."""
     problems = []
     for requirement in requirements:
         version = _version(requirement.name)
@@ -519,7 +519,7 @@ def run_programs(
     """Run Python programs concurrently, and kill them after a time limit.
 
     Returns:
-        The seconds, and the reason of a failure or "".
+        The seconds, and the reason for a failure or "".
     """
     began = time.monotonic()
     processes = [

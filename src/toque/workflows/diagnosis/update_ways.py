@@ -61,7 +61,7 @@ from toque.workflows.prepared_store import open_store
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of the prompt and target of an example."""
 FLOAT32: Final = (1e-5, 1e-4)
-"""Maximum relative differences of loss and gradient in float32. The order of the sums alone causes
+"""Maximum relative differences in loss and gradient in float32. The order of the sums alone causes
 a tenth of these differences."""
 HALF: Final = (1e-2, 5e-2)
 """Maximum relative differences in 16 bits. bf16 has 8 bits of precision, and fp16 has 11."""
@@ -81,10 +81,10 @@ class UpdateWay(NamedTuple):
     seconds: float = 0.0
     found: UpdateDifference | None = None
     reason: str = ""
-    """Reason why the way of computing is skipped."""
+    """Reason why the variant is skipped."""
 
     def row(self) -> str:
-        """Return the differences as a row of a table. The way must not be skipped."""
+        """Return the differences as a row of a table. The variant must not be skipped."""
         assert self.found is not None
         numbers = "".join(f"{number:9.1e}" for number in self.found[:3])
         row = f"{self.name:44}{numbers}{self.seconds:9.1f}  {self.verdict}"
@@ -105,11 +105,11 @@ class UpdateCheck:
 
     @property
     def passed(self) -> bool:
-        """True if no way differs."""
+        """True if no variant differs."""
         return all(outcome.verdict != "DIFFERENT" for outcome in self.outcomes)
 
     def raise_if_failed(self) -> None:
-        """Raise a CheckFailed that names the ways with a different loss or gradient."""
+        """Raise CheckFailed naming every variant with a loss or gradient that differs."""
         names = [f'"{way.name}"' for way in self.outcomes if way.verdict == "DIFFERENT"]
         if names:
             raise CheckFailed(
@@ -148,14 +148,14 @@ class UpdateDifference(NamedTuple):
 
     loss: float
     norm: float
-    """Relative difference of the gradient's norm."""
+    """Relative difference in the gradient's norm."""
     element: float
-    """Largest difference of a gradient element, divided by the reference's largest element."""
+    """Largest difference in a gradient element, divided by the reference's largest element."""
     where: str
     """Parameter with the largest difference."""
 
     def within(self, limits: tuple[float, float]) -> bool:
-        """Check whether the differences of loss and gradient are within limits. NaN is not."""
+        """Check whether the differences in loss and gradient are within limits. NaN is not."""
         loss, gradient = limits
         return self.loss <= loss and self.norm <= gradient and self.element <= gradient
 
@@ -168,7 +168,7 @@ LossAndGradient = tuple[float, Gradient]
 def compare_updates(
     update: LossAndGradient, reference: LossAndGradient
 ) -> UpdateDifference:
-    """Return the differences of two updates. They are infinite if the parameters differ."""
+    """Return the differences between two updates. They are infinite if the parameters differ."""
     loss, gradient = update
     true_loss, true_gradient = reference
     if gradient.keys() != true_gradient.keys():
@@ -298,7 +298,7 @@ def _build_step_trainer(
     runtime: Runtime,
     rows_at_once: int,
 ) -> Trainer:
-    """Build a trainer for calls of `step` only.
+    """Build a trainer for calling `step` only.
 
     Placeholders replace what only `fit` uses: the batches, the evaluator, the checkpoints and the
     schedule.
@@ -413,7 +413,7 @@ class _UpdateWays:
     def _compare_run_precision(self) -> UpdateWay:
         """Compare an update in the run's precision and with its matmuls.
 
-        This must be the last way, because the model's CPU layers cannot be removed.
+        This must be the last variant, because the model's CPU layers cannot be removed.
         """
         runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
         name = f"packed rows, {runtime.precision}"
@@ -493,7 +493,7 @@ class _UpdateWays:
         runtime: Runtime | None = None,
         reference: LossAndGradient | None = None,
     ) -> UpdateWay:
-        """Compute an update in one way, and compare it with a reference.
+        """Compute one variant of an update, and compare it with a reference.
 
         By default all rows are computed together, and the reference is transformers' update.
         """

@@ -56,7 +56,7 @@ _COMMENT_COLUMN: Final = 29
 """Column of the comments at the ends of lines."""
 
 Plan = Choice | Tuning | None
-"""Use of the time, or None if the base model was not measured."""
+"""Plan for the available time, or None if the base model was not measured."""
 
 
 def render_config(
@@ -280,7 +280,7 @@ def _count_affordable_texts(survey: Survey, plan: Plan) -> tuple[int, int]:
 
 
 def _comment_on_time(fits: bool) -> str:  # noqa: FBT001 - the name is the argument
-    """Return the end of a comment on a number: whether it `fits` into its share of the time."""
+    """Return the end of a comment about a count: whether the work `fits` into the planned time."""
     if fits:
         return f": at most {EVALUATING:.0%} of the time"
     return f", the useful minimum: more than {EVALUATING:.0%} of the time"

@@ -71,7 +71,7 @@ from toque.workflows.first_config.speed_trial import measure_writing_rate
 from toque.workflows.prepared_store import open_sources
 
 _MEASURED_SECONDS: Final = 0.5
-"""Minimum duration for the processor's counters, which count hundredths of a second."""
+"""Minimum duration of a load measurement. The processor's counters have steps of 10 ms."""
 _HELD_OUT_SPLITS: Final = ("validation", "valid", "dev", "test")
 """Names of splits to hold out. The first existing split is used."""
 
@@ -119,8 +119,8 @@ def init(
         sources: One or several files, folders or patterns. The format of the files is detected.
         to: The file to write. The run and the store are named after it.
         size: Size of a model from scratch: 300k, 1m, 3m, 6m, 14m or 30m, the number of parameters
-            with a vocabulary of 2,048 tokens. None: the best size for the text, the time and the
-            measured speed of this machine.
+            with a vocabulary of 2,048 tokens. None means the best size for the text, the time and
+            the measured speed of this machine.
         start_from: The model to continue from, a folder or a hub name. The default is random
             weights.
         for_: Time of the entire run with preparation and scores, e.g. "10 minutes". "tonight" is
@@ -210,7 +210,7 @@ def _write_config(file: Path, text: str) -> None:
 
 
 def _known_amount(survey: Survey) -> tuple[int, int]:
-    """Return the estimated tokens and the distinct records, or zeros if they are unknown.
+    """Return the estimated numbers of tokens and distinct records, or zeros if unknown.
 
     A source in a bucket may be far larger than the local files.
     """
@@ -314,7 +314,7 @@ def _choose_new_model(
 def _writing_rate(
     model: Mapping[str, Any], survey: Survey, tokens: int, records: int
 ) -> float:
-    """Measure the generation speed in tokens per second. 0.0: the run generates no texts."""
+    """Measure the generation speed in tokens per second. Return 0.0 if no texts are generated."""
     if not tokens or kinds_of(survey) <= {DOCUMENTS, TOKENS}:
         return 0.0
     return measure_writing_rate(model, tokens * CHARACTERS_PER_TOKEN / records)

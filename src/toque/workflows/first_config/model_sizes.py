@@ -57,7 +57,7 @@ class Size(NamedTuple):
         return self.layers * layer + self.width
 
     def decay(self, tokens: float, passes: float) -> float:
-        """Return `optim.weight_decay` of a run of `tokens` tokens in `passes` passes.
+        """Return `optim.weight_decay` for a run of `tokens` tokens in `passes` passes.
 
         The sum of rate times decay is the same for short and long runs (Wang & Aitchison 2024,
         arXiv 2405.13698). It is larger for repeated texts, because the model would memorise them
@@ -83,10 +83,10 @@ largest sizes are extrapolated (lab/dial.md)."""
 
 
 def tokens_per_update(tokens: float, max_tokens: int) -> float:
-    """Return at most `max_tokens`, so that a run of `tokens` tokens has enough updates."""
+    """Return the tokens per update, small enough that `tokens` tokens make enough updates."""
     return min(max_tokens, tokens / _MIN_UPDATES)
 
 
 def model_settings(size: Size, tokenizer: str) -> dict[str, Any]:
-    """Return the section `model` of a new model."""
+    """Return the section `model` for a new model."""
     return {"family": "llama", "shape": size.shape, "tokenizer": tokenizer}

@@ -85,7 +85,7 @@ class Fit(NamedTuple):
     of_text: float
     text_exponent: float
     repeats: float
-    """Maximum value of repeats of a text, as an equivalent number of copies of fresh text."""
+    """Maximum benefit from repeating a text, as an equivalent number of copies of fresh text."""
 
     def bits_per_byte(self, parameters: float, fresh: float) -> float:
         """Predict the held-out bits per byte after `fresh` bytes of text without repeats."""
@@ -123,7 +123,7 @@ class Measured(NamedTuple):
     bytes_per_token: float
     """Bytes per token of a tokenizer of 8,192 entries that is trained on the texts."""
     compressed: Mapping[int, float]
-    """Bits per byte after compression with bz2, by the size in bytes of the sample."""
+    """Bits per byte after compression with bz2, by the sample's size in bytes."""
     texts: str
     """Name of the kind of texts."""
 
@@ -186,7 +186,7 @@ _MEASURING: Final = 0.1
 
 
 def tuned_lr(parameters: int, *, adapted: bool) -> float:
-    """Return AdamW's peak rate for a pretrained model. 0 parameters: unknown."""
+    """Return AdamW's peak rate for a pretrained model. 0 parameters means an unknown number."""
     if adapted:
         return _ADAPTER_LR
     base_lr, base_parameters = _TUNED_LR
@@ -268,7 +268,7 @@ class Choice(NamedTuple):
     difficulty: float = 1.0
     """Factor from `estimate_difficulty`. 1.0 without a comparison of the texts."""
     writing: float = 0.0
-    """Generation speed, in tokens per second. 0.0: not measured."""
+    """Generation speed, in tokens per second. 0.0 means that it was not measured."""
     is_incomplete: bool = False
     """True if larger sizes were not tried, because the measurement took too long."""
 
@@ -340,7 +340,7 @@ def parse_run_time(text: str) -> Duration:
     """Read the time of the entire run.
 
     Raises:
-        ConfigError: The text is not a time by the clock, or the time is 0.
+        ConfigError: The text is not a wall-clock time, or the time is 0.
     """
     try:
         duration = Duration.parse(TONIGHT if text == "tonight" else text)

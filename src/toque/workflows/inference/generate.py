@@ -122,7 +122,7 @@ def generate(
             the run, a prompt is the text that the task is about, or a record with the fields of
             the task's prompt.
         file: A file with more prompts, one per line or as JSON lines.
-        task: A task that the model learned: title, next_step, or a task of the run. None: a
+        task: A task that the model learned: title, next_step, or a task of the run. None means a
             recipe, if the model generates recipes.
         adapters: Adapter folders, or finished runs that trained an adapter. Each adapter answers
             every prompt.
@@ -130,8 +130,8 @@ def generate(
         temperature: 0 always takes the most likely token.
         top_p: Sample from the most likely tokens that together have this probability.
         no_repeat_ngram_size: Length in tokens of a sequence that a text must not repeat, or 0 for
-            no limit. None: 12 for recipes as text, otherwise 0.
-        max_new_tokens: Longest text, in tokens. None: the longest target in training.
+            no limit. None means 12 for recipes as text, otherwise 0.
+        max_new_tokens: Longest text, in tokens. None means the longest target in training.
         seed: The same seed generates the same texts.
         raw: Send prompts unchanged, not in the training format.
         device: auto (the GPU, if present), cpu, cuda or cuda:N.
@@ -145,7 +145,7 @@ def generate(
             the schema of schema.org.
         best_of: Texts to generate per prompt. The best `n` are returned, the best first.
         by: The score that ranks the texts: a recipe score, or likelihood, which is the mean
-            log-probability of a text's tokens. None: recipe_score if the prompt asks for a
+            log-probability of a text's tokens. None means recipe_score if the prompt asks for a
             recipe (texts with an `oven_fits` of 0 rank last), otherwise likelihood.
         reporter: Receives the progress, if `on_text` does not receive the texts.
 

@@ -1,4 +1,4 @@
-"""Conversation with a model, in the chat template of the model."""
+"""Conversation with a model, in the model's chat template."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from toque.workflows.plan.multi_gpu import SharedUpdate
 
 @dataclass(frozen=True)
 class Lever:
-    """Change of settings, and the cost of a run with this change."""
+    """Change to the settings, and the cost of a run with this change."""
 
     settings: str
     """Settings as written on the command line."""
@@ -200,7 +200,7 @@ class Plan:
         return f"Disk\n{_format_columns(lines)}"
 
     def _changes(self) -> str:
-        """Format the changes of settings with their cost."""
+        """Format the proposed changes to settings, with the cost of a run with each."""
         if not self.levers:
             return ""
         title = "Changes to consider" if self.fits else "Changes that may make it fit"

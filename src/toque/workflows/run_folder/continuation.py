@@ -82,9 +82,9 @@ def _refuse_another_run(
     checkpoint: Checkpoint,
     say: Callable[[str], None],
 ) -> None:
-    """Raise a CheckpointError for a checkpoint of other data or settings.
+    """Raise a CheckpointError for a checkpoint from other data or settings.
 
-    `say` reports a change of the run's length.
+    `say` reports a change in the run's length.
     """
     run = Path(config.run_dir)
     refuse_another_store(run, checkpoint, store)

@@ -35,8 +35,8 @@ def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str
 
     Args:
         run: Run folder.
-        step: Last step that is not moved. None: move everything, even if only the files of a
-            finished run are left.
+        step: Last step that is not moved. None means everything is moved, even if only the files
+            of a finished run are left.
         bucket: Bucket of the run.
     """
     target = set_aside_folder(run)

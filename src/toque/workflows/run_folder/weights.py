@@ -26,7 +26,10 @@ _BASE_HASH = "base_sha256"
 
 
 def start_folder(start: Model) -> Path:
-    """Return the checkpoint for the weights of a new run. For a run, it is the newest one."""
+    """Return the checkpoint that a new run gets its weights from.
+
+    If `start` is a run, return its newest checkpoint.
+    """
     refuse_absent_start(start)
     path = model_folder(start)
     newest = CheckpointStore(path / "checkpoints").newest_valid()
@@ -39,7 +42,7 @@ def load_start_weights(
     """Load the weights of a checkpoint into a new run.
 
     The tokenizer and the frozen weights below an adapter must be the same as in the run of the
-    checkpoint. `say` reports a comparison that is impossible.
+    checkpoint. If a comparison is impossible, report that through `say`.
 
     Raises:
         CheckpointError: The tokenizer or the frozen weights differ.
@@ -83,7 +86,8 @@ def _refuse_another_tokenizer(
 ) -> None:
     """Raise a CheckpointError if the checkpoint and the store have different tokenizers.
 
-    `say` reports that the tokenizer of the checkpoint is not on this machine.
+    If the checkpoint's tokenizer is not on this machine, skip the check and report that through
+    `say`.
     """
     if checkpoint.manifest.data_fingerprint == store.fingerprint:
         return
