@@ -33,7 +33,9 @@ from toque.training.objectives.policy_gradient import advantages, with_weights
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 
-_SEED: Final = key_of(0x726F6C6C)  # separates these random numbers from others
+_SEED: Final = key_of(
+    0x726F6C6C
+)  # separates these random numbers from dropout's and the sampler's
 _MULTIPLE: Final = 16  # tokens; row lengths are multiples of it
 
 
@@ -43,7 +45,7 @@ class Text:
 
     row: int  # store row of the prompt
     prompt: Ids
-    answer: Ids  # with the end token, if the model generated it
+    answer: Ids  # ids of the text, and the end token if the model generated it
     is_ended: bool
     nats: float  # minus the log-probability of the answer
 
@@ -70,7 +72,7 @@ class RolloutSettings:
     objective: ObjectiveConfig
     max_new_tokens: int
     longest_prompt: int  # tokens
-    context_length: int | None  # of a decoder; None for no limit
+    context_length: int | None  # tokens; None means no limit
     seed: int
     precision: Precision
 
@@ -299,7 +301,7 @@ def _round_up(n: int) -> int:
 
 
 class RolloutFeed:
-    """Queue of updates whose texts are generated when they are asked for."""
+    """Queue of updates. The texts of an update are generated on request."""
 
     def __init__(
         self, rollouts: Rollouts, batches: BatchStream, cursor: Cursor

@@ -95,7 +95,7 @@ class Trainer:
     # SHA-256 of the manifest of the checkpoint that the run started from.
     begun_from: str | None = None
     prefetch: Callable[[BatchStream, Cursor], Feed] = Prefetch
-    feed_part: Part = "data_wait"  # what the time until a batch counts as
+    feed_part: Part = "data_wait"  # part of the time until a batch
     background_saves: bool = False  # `fit` still waits for the last save
     layout: CheckpointLayout = "whole"
     progress: Progress = Progress()

@@ -444,7 +444,7 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
 
 
 def _choose_feed(parts: _Parts) -> Callable[[BatchStream, Cursor], Feed]:
-    """Choose where the batches come from: the store, or the texts of the model in training."""
+    """Choose the source of the batches: the store, or texts of the model in training."""
     config, store = parts.config, parts.store
     if not _learns_from_rewards(config):
         return choose_prefetch(config.train.optimisations, parts.runtime)

@@ -240,7 +240,7 @@ class Watchers:
     values: Callable[[Mapping[str, Any]], dict[str, float]]
     """Function that returns a record's numbers by their names in trackers."""
     losses_compare: bool = True
-    """Whether the training loss and the held-out loss are the same function."""
+    """True if the training loss and the held-out loss are the same function."""
     open_feeds: list[TrackerFeed] = field(default_factory=list)
     """Feeds that the command must finish."""
 
