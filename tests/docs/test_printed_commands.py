@@ -172,6 +172,12 @@ def pantry(kitchen: Path) -> Path:
         Path("prompts.txt").write_text("leek soup\npancakes\n")
         turns = [{"role": r, "content": r} for r in ("user", "assistant")]
         Path("chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+        pairs = [
+            {"prompt": f"Rice {i}", "chosen": f"Stew it {i} min.", "rejected": "No."}
+            for i in range(20)
+        ]
+        lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
+        Path("pairs.jsonl").write_text(lines)
         reviews = [
             f"It was {i},{'good' if i % 2 else 'bad'},day {i}\n" for i in range(20)
         ]

@@ -170,12 +170,12 @@ def used(base: Path, adapters: Mapping[str, Path], *, memory: int = 24 << 30) ->
 
 def _used(adapters: Mapping[str, Path], stored: StoredWeights, *, memory: int) -> InUse:
     seen: list[Any] = []
-    fitting = AdaptedBase.fitting
+    choose_format = AdaptedBase.choose_format
 
     def noted(
         base: AdaptedBase, formats: Sequence[FrozenFormat], device: torch.device
     ) -> Any:
-        held = fitting(base, formats, device)
+        held = choose_format(base, formats, device)
         seen.append(base.needed(held, device))
         return held
 
@@ -191,7 +191,7 @@ def _used(adapters: Mapping[str, Path], stored: StoredWeights, *, memory: int) -
     with (
         fake_card(memory=memory) as card,
         _without_content(stored),
-        patch.object(AdaptedBase, "fitting", noted),
+        patch.object(AdaptedBase, "choose_format", noted),
         machine,
     ):
         formats = formats_in_use(adapters.values(), CUDA)

@@ -178,7 +178,7 @@ def test_reward_of_a_run_folder_is_not_imported(begun, capsys):
     ("sections", "message"),
     [
         ({"objective": {"samples": 1}}, "samples"),
-        ({"objective": {"beta": 0.2}}, "only dpo use it"),
+        ({"objective": {"beta": 0.2}}, "only dpo uses it"),
         ({"train": {"batch": "1024 tokens"}}, "number of examples"),
         ({"objective": {"kl": 0.1}, "train": {"strategy": "fsdp"}}, "or use ddp"),
     ],

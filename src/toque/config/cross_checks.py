@@ -144,10 +144,11 @@ def _objective_conflicts(config: RunConfig) -> Iterator[Conflict]:
                 getattr(objective, name) != type(objective).model_fields[name].default
             )
             if is_set and objective.kind not in kinds:
+                users = " and ".join(kinds) + (" use" if len(kinds) > 1 else " uses")
                 yield Conflict(
                     f"objective.{name}",
                     "objective.kind",
-                    f"only {' and '.join(kinds)} use it. Set `objective.kind` to {kinds[0]}, or "
+                    f"only {users} it. Set `objective.kind` to {kinds[0]}, or "
                     f"remove `objective.{name}`.",
                 )
     if objective.kind == "sft":
