@@ -79,15 +79,19 @@ class PolicyLoss:
             )
         with evaluating(self.reference), torch.no_grad():
             reference = log_probabilities(self.reference, batch)
-        weigh = partial(self._weigh, weights, reference, is_labelled)
+        weigh = partial(self._loss_and_weights, weights, reference, is_labelled)
         return weighted_loss_sum(model, batch, weigh, chunk_rows=self.chunk_rows)
 
-    def _weigh(
+    def _loss_and_weights(
         self, weights: Tensor, reference: Tensor, is_labelled: Tensor, nats: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add the divergence: the estimator k3 of Schulman 2020, "Approximating KL divergence".
+        """Compute the loss and the weights of the labels. Add the divergence to `measurements`.
 
-        With the log-ratio d = log p_reference - log p, it is exp(d) - 1 - d per token.
+        The divergence is the estimator k3 of Schulman 2020, "Approximating KL divergence". With the
+        log-ratio d = log p_reference - log p, it is exp(d) - 1 - d per token.
+
+        Returns:
+            The loss, [], and the weight of each label, in the shape of the labels.
         """
         log_ratio = (reference + nats) * is_labelled
         slope = torch.expm1(log_ratio)
