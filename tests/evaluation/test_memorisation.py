@@ -54,7 +54,7 @@ def found(
 ) -> SharedRunFinder:
     finder = SharedRunFinder(texts, prompts)
     for rows in np.array_split(np.arange(len(examples)), parts):
-        finder.compare(*concatenate([examples[row] for row in rows]), rows)
+        finder.add_examples(*concatenate([examples[row] for row in rows]), rows)
     return finder
 
 

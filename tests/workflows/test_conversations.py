@@ -168,6 +168,16 @@ def test_a_template_writes_one_day_in_the_store_and_whenever_the_model_is_asked(
     assert codec.decode(ids).startswith(written)
 
 
+def test_a_fixed_date_keeps_two_percent_signs_as_strftime_does(base):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    form = "%d, %%d, %%%d, %%"
+    template = fix_date(f"\n{{{{ strftime_now('{form}') }}}}", "2024-07-26")
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Rice?"}], chat_template=template, tokenize=False
+    )
+    assert text == f"\n{dt.date(2024, 7, 26):{form}}"
+
+
 def test_marked_answers_are_not_learnt_and_unwritten_fields_are_counted(base, tmp_path):
     config = configured(base, tmp_path)
     ask, burn = (

@@ -172,7 +172,8 @@ def _compare_examples(
     for chunk in np.split(rows, np.flatnonzero(np.diff(chunk_of_row)) + 1):
         prompts, targets = store.sides(chunk)
         examples = prompts.followed_by(targets)
-        finder.compare(examples.joined().astype(np.uint64), examples.lengths, chunk)
+        ids = examples.joined().astype(np.uint64)
+        finder.add_examples(ids, examples.lengths, chunk)
         n_done += len(chunk)
         on_progress(n_done, len(rows))
     return len(rows)
@@ -243,30 +244,34 @@ class SharedRunFinder:
             for run, length, example in zip(*columns, strict=True)
         ]
 
-    def compare(self, ids: U64, counts: I64, rows: I64) -> None:
-        """Compare the texts with examples.
+    def add_examples(self, ids: U64, counts: I64, rows: I64) -> None:
+        """Search examples for runs of the texts, and update each text's longest run.
 
         Args:
             ids: Tokens of all examples, concatenated.
             counts: Number of tokens per example.
             rows: Store row per example, ascending.
         """
+        # Candidates: the first bits of the hash also occur in a text.
         hashes, positions = _hash_runs(ids, counts)
         candidates = np.flatnonzero(self._may_match[hashes >> self._shift])
         if not len(candidates):
             return
-        at = positions[candidates]
-        run = np.searchsorted(self._hashes, hashes[candidates])
-        run = run.clip(max=len(self._hashes) - 1)
-        is_equal = (sliding_window_view(ids, RUN)[at] == self._windows[run]).all(axis=1)
-        at = at[is_equal]
-        run = run[is_equal]
+        candidate_at = positions[candidates]
+        nearest_run = np.searchsorted(self._hashes, hashes[candidates])
+        nearest_run = nearest_run.clip(max=len(self._hashes) - 1)
 
-        may_improve = self._may_improve(at, run)
-        at = at[may_improve]
-        run = run[may_improve]
+        # Matches: the tokens are equal.
+        windows = sliding_window_view(ids, RUN)[candidate_at]
+        is_match = (windows == self._windows[nearest_run]).all(axis=1)
+        match_at = candidate_at[is_match]
+        match_run = nearest_run[is_match]
+
+        # Record only the matches that may make a text's longest run longer.
+        may_improve = self._may_improve(match_at, match_run)
+        at = match_at[may_improve]
         example = np.searchsorted(np.cumsum(counts), at, side="right")
-        self._match(at, run, rows[example])
+        self._record_matches(at, match_run[may_improve], rows[example])
 
     def _may_improve(self, at: I64, run: I64) -> Bools:
         """Mark the matches that may be a part of a text's new longest run.
@@ -282,8 +287,8 @@ class SharedRunFinder:
         may_improve: Bools = length_limit > to_beat[run]
         return may_improve
 
-    def _match(self, at: I64, run: I64, row: I64) -> None:
-        """Pair positions in examples with all positions of the same run in the texts.
+    def _record_matches(self, at: I64, run: I64, row: I64) -> None:
+        """Pair positions in examples with all positions of the same run in the texts. Record them.
 
         If there are too many pairs, split them by example, then by text.
 
@@ -294,20 +299,20 @@ class SharedRunFinder:
         """
         n_pairs = int((self._begins[run + 1] - self._begins[run]).sum())
         if n_pairs <= _MAX_PAIRS:
-            self._match_span(at, run, row, (0, self._n))
+            self._record_span(at, run, row, (0, self._n))
         elif row[0] != row[-1]:
             # Split before the middle example, or after the first if it reaches the middle.
             middle = np.searchsorted(row, row[len(row) // 2])
             cut = int(middle or np.searchsorted(row, row[0], "right"))
-            self._match(at[:cut], run[:cut], row[:cut])
-            self._match(at[cut:], run[cut:], row[cut:])
+            self._record_matches(at[:cut], run[:cut], row[:cut])
+            self._record_matches(at[cut:], run[cut:], row[cut:])
         else:
             ends = np.cumsum(self._counts).tolist()
             for span in pairwise([0, *ends]):
-                self._match_span(at, run, row, span)
+                self._record_span(at, run, row, span)
 
-    def _match_span(self, at: I64, run: I64, row: I64, span: tuple[int, int]) -> None:
-        """Pair positions in examples with the positions of their runs within a span of tokens."""
+    def _record_span(self, at: I64, run: I64, row: I64, span: tuple[int, int]) -> None:
+        """Record the pairs with a position of the texts within a span of tokens."""
         low = np.searchsorted(self._keys, run * self._n + span[0])
         high = np.searchsorted(self._keys, run * self._n + span[1])
         n = high - low

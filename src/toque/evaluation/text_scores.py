@@ -171,8 +171,6 @@ class TextScores:
 
     def __post_init__(self) -> None:
         self.n_texts = 0
-        self.failed: dict[str, str] = {}
-        """Error of each metric that raised one."""
         self._unscored: Counter[str] = Counter()
         """Number of texts without recipe scores, by error message."""
         self._keys: list[str] = []
@@ -276,28 +274,23 @@ class TextScores:
             for n, parts in self._ngrams.items()
             if (share := distinct_share(parts)) is not None
         }
-        if self.n_texts:
-            for path, metric in self.user_metrics.items():
-                try:
-                    self._add_user_scores(path, metric, measures, totals)
-                except Exception as error:  # noqa: BLE001  # the user's code may raise any error
-                    message = f"{type(error).__name__}: {error}"
-                    self.failed[path] = message.splitlines()[0]
+        failed = self._call_user_metrics(measures, totals)
         if self._unscored:
-            self.failed["recipe"] = self._describe_unscored()
+            failed["recipe"] = self._describe_unscored()
 
-        overall = estimate_scores(measures, resamples=resamples) | totals
-        slices: dict[str, dict[str, dict[str, Estimate]]] = {}
-        sizes: dict[str, dict[str, int]] = {}
-        for slicing, labels in self._labels.items():
-            rows = _rows_by_label(labels)
-            sizes[slicing] = {label: len(chosen) for label, chosen in rows.items()}
-            slices[slicing] = {
-                label: estimate_scores(measures, chosen, resamples=resamples)
-                for label, chosen in rows.items()
-            }
+        rows = {slicing: _rows_by_label(tags) for slicing, tags in self._labels.items()}
+        sizes = {
+            slicing: {label: len(chosen) for label, chosen in by_label.items()}
+            for slicing, by_label in rows.items()
+        }
         return Scores(
-            self.n_texts, overall, slices, sizes, self.failed, measures, self._keys
+            n_texts=self.n_texts,
+            overall=estimate_scores(measures, resamples=resamples) | totals,
+            slices=_score_slices(measures, rows, resamples=resamples),
+            sizes=sizes,
+            failed=failed,
+            each=measures,
+            keys=self._keys,
         )
 
     def _describe_unscored(self) -> str:
@@ -317,6 +310,21 @@ class TextScores:
             return PerText.mean(rows[:, 0])
         applies = ~np.isnan(rows[:, 0])
         return PerText(np.nan_to_num(rows), of_sums[name], applies)
+
+    def _call_user_metrics(
+        self, measures: dict[str, PerText], totals: dict[str, Estimate]
+    ) -> dict[str, str]:
+        """Add the scores of the user's metrics. Return the error of each metric that raised one."""
+        failed: dict[str, str] = {}
+        if self.n_texts == 0:
+            return failed
+        for path, metric in self.user_metrics.items():
+            try:
+                self._add_user_scores(path, metric, measures, totals)
+            except Exception as error:  # noqa: BLE001  # the user's code may raise any error
+                message = f"{type(error).__name__}: {error}"
+                failed[path] = message.splitlines()[0]
+        return failed
 
     def _add_user_scores(
         self,
@@ -436,6 +444,22 @@ class ScoresByTask:
             each=each,
             keys=keys,
         )
+
+
+def _score_slices(
+    measures: Mapping[str, PerText],
+    rows: Mapping[str, Mapping[str, np.ndarray]],
+    *,
+    resamples: int,
+) -> dict[str, dict[str, dict[str, Estimate]]]:
+    """Estimate the scores by slicing, label and name, from the rows by slicing and label."""
+    return {
+        slicing: {
+            label: estimate_scores(measures, chosen, resamples=resamples)
+            for label, chosen in by_label.items()
+        }
+        for slicing, by_label in rows.items()
+    }
 
 
 def _rows_by_label(labels: Sequence[str]) -> dict[str, np.ndarray]:

@@ -29,6 +29,8 @@ _STREAM_ROWS = 1000  # number of rows per batch of a stream
 _read_json = partial(
     read_json_object, error=DataError, advice="Save the dataset again."
 )
+# Files of save_to_disk: in the folder of all splits, and in the folder of one split.
+_SAVED_MARKERS = ("dataset_dict.json", "state.json")
 _MAX_NAME_BYTES = 200  # file systems raise an OSError from 256 bytes
 
 
@@ -96,21 +98,39 @@ def dataset_files(
 ) -> tuple[Located, ...]:
     """Return the Arrow files of a path that begins with `hf:`. Each name includes the commit.
 
-    If the path limits the rows, they are streamed into one file. Otherwise the split is downloaded.
-    The library refuses datasets that need their own code. `say` reports the commit and the rows.
+    Args:
+        path: Path of a source, see `HubDataset`. The name may be a folder of save_to_disk.
+        say: Function that reports the commit and the number of streamed rows.
+
+    Raises:
+        DataError: The dataset cannot be loaded, or needs its own code, or has no rows.
     """
     dataset = HubDataset.of(path)
     folder = named_path(dataset.name)
-    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+    if any((folder / marker).is_file() for marker in _SAVED_MARKERS):
         files = _files_of_saved(path, dataset, folder)
         return tuple(Located(str(file), file) for file in files)
 
+    return _load_files(path, dataset, folder, say)
+
+
+def _load_files(
+    path: str, dataset: HubDataset, folder: Path, say: Callable[[str], None]
+) -> tuple[Located, ...]:
+    """Load a split with the library, from `folder` if it exists, otherwise from the hub.
+
+    If the path limits the rows, they are streamed into one file. Otherwise the split is downloaded.
+
+    Raises:
+        DataError: The library is not installed or cannot load the split, or the split has no rows.
+    """
     with needing("data", path, raised=DataError):
         import datasets
     try:
-        name = str(folder) if folder.is_dir() else dataset.name
         builder = datasets.load_dataset_builder(
-            name, dataset.config, revision=dataset.revision
+            str(folder) if folder.is_dir() else dataset.name,
+            dataset.config,
+            revision=dataset.revision,
         )
         commit = _commit_of(builder, dataset)
         split = _split_of(builder, dataset)

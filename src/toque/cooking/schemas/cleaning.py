@@ -143,11 +143,12 @@ def clean_title(text: str, notes: Counter[str]) -> str:
     'Mint Shake'
     """
     title = " ".join(clean_text(text, notes).split())
-    if title.endswith(")"):
+    if title.endswith(")"):  # "Mint Shake(Serves 2)" and "Jam(Sugar-Free)"
         title = _GLUED_BRACKET.sub(" (", _YIELD_OF_TITLE.sub("", title))
     if "_" in title and " " not in title:  # a file name
         title = title.replace("_", " ").strip()
-    title = _END_OF_TITLE.sub("", title)
+    title = _END_OF_TITLE.sub("", title)  # "Plum Jam by Ann Lee" and "Plum Jam | Podco"
+    # "Plum Jam Recipe", not "Mom's Recipe"
     dish, _, last = title.rpartition(" ")
     is_dish = " " in dish and not dish.endswith(("'s", "’s", "amily"))
     return dish if is_dish and last.casefold() == "recipe" else title
@@ -195,12 +196,12 @@ def _why_no_ingredient(line: str) -> str:
     """Return the note on a line that names no ingredient, or ""."""
     if not _WORD.search(line):
         return "ingredient lines without a word"
-    if len(line) <= _HEADING_CHARS and only_measures(line):
+    if len(line) <= _HEADING_CHARS and only_measures(line):  # "2 cups"
         return "ingredient lines that are only an amount"
     is_short = len(line) <= 2 * _HEADING_CHARS
-    if is_short and _PREPARING.issuperset(words_of(line)):
+    if is_short and _PREPARING.issuperset(words_of(line)):  # "peeled and chopped"
         return "ingredient lines that only name a preparation"
-    if _STEP_IN_LIST.match(line):
+    if _STEP_IN_LIST.match(line):  # "Bake in the oven"
         return STEPS_IN_LIST
 
     # "Toss the peas with the dill:" is a part of the method.
@@ -428,7 +429,7 @@ def _split_lines(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
             sentences = _separate(_GLUED_NOTE, ". ", sentences, notes)
 
         has_numbers = "2." in sentences or "2)" in sentences
-        steps = _numbered(sentences) if has_numbers else [sentences]
+        steps = _split_at_numbers(sentences) if has_numbers else [sentences]
         if len(steps) > 1:
             notes["numbered steps on one line parted"] += 1
         yield from steps
@@ -444,7 +445,7 @@ def _separate(
     return separated
 
 
-def _numbered(line: str) -> list[str]:
+def _split_at_numbers(line: str) -> list[str]:
     """Split "1. Mix. 2. Bake." into steps. If the numbers do not count from 1, return one line."""
     starts: list[int] = []
     for mark in _INLINE_NUMBER.finditer(line):

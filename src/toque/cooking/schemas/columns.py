@@ -129,9 +129,9 @@ class Shape:
     def fields(self, role: Role) -> list[str]:
         """Return the fields for a role, its own field first. Merged exports may have several."""
         role_fields = [self.roles[role]] if role in self.roles else []
-        others = (self.folded[name] for name in NAMES[role] if name in self.folded)
         if role == "title":
             return role_fields
+        others = _fields_named(NAMES[role], self.folded)
         return list(dict.fromkeys([*role_fields, *others]))
 
     def numbered_items(
@@ -352,7 +352,7 @@ def check_recipe_fields(
         _refuse_preferences(path, layout, folded)
         _refuse_messages(path, layout, folded)
         if pair := next((pair for pair in PAIRS if folded.keys() >= set(pair)), None):
-            raise _as_pairs(path, layout, folded, pair)
+            raise _pairs_error(path, layout, folded, pair)
         if column := folded.get("text"):
             raise TextRecordsError(
                 f"{path} is {layout.described} of documents (its column {column!r}), not of "
@@ -361,10 +361,10 @@ def check_recipe_fields(
                 {"text": column},
             )
     if missing:
-        raise _without_roles(path, layout, missing)
+        raise _missing_roles_error(path, layout, missing)
 
 
-def _without_roles(
+def _missing_roles_error(
     path: Path, layout: FileLayout, missing: tuple[Role, ...]
 ) -> DataError:
     """Return the error for a file without fields for these roles."""
@@ -396,16 +396,15 @@ def _refuse_preferences(
     if not folded.keys() >= {*ANSWERS}:
         return
     columns: dict[str, str | tuple[str, ...]] = {}
-    system = next((folded[name] for name in _BEFORE if name in folded), None)
+    system = _first_field(_BEFORE, folded)
     has_messages = _holds_messages(layout, folded[ANSWERS[0]])
     if has_messages and system is not None:
         columns["system"] = system
     if prompt := next((name for name in _PROMPTS if name in folded), None):
         fields = [folded[prompt]]
-        # Messages contain the other texts already.
+        # Messages already contain the system prompt and the context.
         if not has_messages:
-            others = (name for name in _AFTER if name in folded and name != prompt)
-            fields += [folded[name] for name in others]
+            fields += _fields_named((n for n in _AFTER if n != prompt), folded)
             fields[:0] = [] if system is None else [system]
         columns["prompt"] = tuple(fields) if len(fields) > 1 else fields[0]
     columns |= {name: folded[name] for name in ANSWERS}
@@ -424,35 +423,32 @@ def _holds_messages(layout: FileLayout, name: str) -> bool:
 
 def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) -> None:
     """Raise an error with the columns for the source if records contain lists of messages."""
-    listed = {name for name in folded.values() if _holds_messages(layout, name)}
-    # For tables, the contents of these fields are unknown.
-    message_columns = [
-        name
-        for name in _fields_named(_MESSAGES, folded)
-        if name in listed or not layout.sample
-    ]
-    what = f"{path} is {layout.described}"
-
-    messages: str | tuple[str, ...]
-    pairs_of_messages = (pair for pair in PAIRS if {*map(folded.get, pair)} <= listed)
-    if message_columns:
-        messages = fields = message_columns[0]
-    elif pair := next(pairs_of_messages, None):
-        messages = tuple(_fields_named(pair, folded))
-        fields = f"[{', '.join(messages)}]"
-    else:
+    messages = _message_columns(layout, folded)
+    if messages is None:
         return
-
     columns = {"messages": messages}
-    source_columns = f"messages: {fields}"
-    if system := _fields_named(_BEFORE, folded):
-        columns["system"] = system[0]
-        source_columns += f", system: {system[0]}"
+    if system := _first_field(_BEFORE, folded):
+        columns["system"] = system
     raise TextRecordsError(
-        f"{what} of conversations ({source_columns}), not of recipes. "
-        f"Give its source columns: {{{source_columns}}}.",
+        f"{path} is {layout.described} of conversations, not of recipes. Give its source "
+        f"{columns_in_words(columns)}.",
         columns,
     )
+
+
+def _message_columns(
+    layout: FileLayout, folded: Mapping[str, str]
+) -> str | tuple[str, ...] | None:
+    """Return the field with lists of messages, or the fields of a prompt and its answer."""
+    listed = {name for name in folded.values() if _holds_messages(layout, name)}
+    for name in _fields_named(_MESSAGES, folded):
+        # For tables, the contents of the field are unknown.
+        if name in listed or not layout.sample:
+            return name
+    for pair in PAIRS:
+        if listed.issuperset(map(folded.get, pair)):
+            return tuple(_fields_named(pair, folded))
+    return None
 
 
 def _fields_named(names: Iterable[str], folded: Mapping[str, str]) -> list[str]:
@@ -460,7 +456,7 @@ def _fields_named(names: Iterable[str], folded: Mapping[str, str]) -> list[str]:
     return [folded[name] for name in names if name in folded]
 
 
-def _as_pairs(
+def _pairs_error(
     path: Path, layout: FileLayout, folded: Mapping[str, str], pair: tuple[str, str]
 ) -> DataError:
     """Return the error for a file of prompts and answers, with the columns for its source."""

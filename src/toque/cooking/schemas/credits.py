@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Final
 
 from toque.cooking.normalised_words import ACTION_VERBS, has_action_verb, words_of
@@ -256,6 +257,8 @@ _OPENS_NOTE: Final = re.compile(
     rf"\*|{_OPEN}(?:an? [^.:,;\d]{{3,60}};? )?(?:available|sold|found) ", re.IGNORECASE
 )
 _SHORT: Final = 40
+_MAX_NAME_WORDS: Final = 6  # maximum words of a wine or a writer
+_MAX_TITLE_WORDS: Final = 12  # maximum words of a book's title
 _SMALL: Final = frozenset({"and", "by", "de", "del", "di", "of", "the", "von", "&"})
 _DIGIT: Final = re.compile(r"\d")
 _LONG_WORD: Final = re.compile(r"\A[^\W\d_]+|[^\W\d_]{5,}")
@@ -275,12 +278,13 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
     """
     if len(line) > MOST_CHARS:
         return False
-    if _INFO.match(line):
+    if _INFO.match(line):  # "Ingredient info: Harissa is a hot paste."
         return True
     if _FOR_SALE.search(line) is None:
         return False
-    if _OPENS_NOTE.match(line):
+    if _OPENS_NOTE.match(line):  # "*Available at Asian markets"
         return True
+    # "A chili paste sold at Asian markets."
     if within:
         return _TELLS_HOW.search(line) is None
     return line[-1:] == "." and not line[:1].isdigit()
@@ -303,7 +307,7 @@ def _is_sentence(line: str) -> bool:
         return False
     if line[-1] not in (")" if line[0] == "(" else ".!"):
         return False
-    # A subject of at least 4 characters precedes the verb.
+    # A subject of at least 4 characters precedes the verb: "Masa harina is a flour."
     return any(opening[0].find(word, 4) >= 0 for word in _TELLING)
 
 
@@ -397,7 +401,7 @@ def _mark_rest_of_notes(steps: tuple[str, ...], reasons: list[str]) -> None:
 def _is_name(step: str) -> bool:
     """Return whether a final line is a name of a wine or a writer, not a sentence."""
     words = [word for word in step.split() if word not in _SMALL]
-    if step[-1:] in _STOPS or not 2 <= len(words) <= 6:
+    if step[-1:] in _STOPS or not 2 <= len(words) <= _MAX_NAME_WORDS:
         return False
     if not all(word[0].isupper() for word in words):
         return False
@@ -407,9 +411,13 @@ def _is_name(step: str) -> bool:
 def _may_be_title(step: str) -> bool:
     """Return whether a line is or continues a title or a name. Its long words are capitalised."""
     words = words_of(step)
-    if not 0 < len(words) <= 12 or len(step) > 2 * _SHORT or words[0] in ACTION_VERBS:
+    if (
+        not 0 < len(words) <= _MAX_TITLE_WORDS
+        or len(step) > 2 * _SHORT
+        or words[0] in ACTION_VERBS
+    ):
         return False
-    if _GOES_ON.match(step):
+    if _GOES_ON.match(step):  # "from Ann's kitchen", not "and serve"
         return not has_action_verb(step)
     return all(word[0].isupper() for word in _LONG_WORD.findall(step))
 
@@ -417,22 +425,8 @@ def _may_be_title(step: str) -> bool:
 @lru_cache(maxsize=1 << 10)  # each step of a recipe is checked at least twice
 def _why_removed(step: str) -> str:
     """Return the note on a step that is a credit or a notice, or "" for an instruction."""
-    note = NOTES if _NOTE.match(step) else ""
-    if len(step) > MOST_CHARS:
-        return NOTICES if _DISCLOSURE.search(step) else note
-    if _CREDIT.match(step) or _AUTHOR.match(step) or _PUBLISHED.search(step):
-        return CREDITS
-    if _NOTICE.fullmatch(step) or _ADVERT.fullmatch(step) or _DISCLOSURE.search(step):
-        return NOTICES
-    if _OPINION.fullmatch(step) or (" been " in step and _ANECDOTE.match(step)):
-        return NOTES
-    if _NUTRITION.match(step) and _FIGURE.search(step):
-        return NUTRITION
-    if _YIELD.fullmatch(step):
-        return YIELDS
-    if _is_on_wine(step):
-        return WINES
-    return SHOPPING if is_shopping_note(step, within=True) else note
+    kinds = _KINDS_OF_LONG_STEPS if len(step) > MOST_CHARS else _KINDS
+    return next((why for why, is_of_kind in kinds if is_of_kind(step)), "")
 
 
 def _without_note_within(step: str, notes: Counter[str]) -> str:
@@ -467,6 +461,29 @@ def _start_of_last_sentence(step: str, end: int) -> int:
     return 1 + max(step.rfind(mark, start, end) for mark in _ENDS)
 
 
+def _names_source(step: str) -> bool:
+    """Return whether a line names its cook ("Recipe by Ann Lee"), author or book."""
+    return bool(_CREDIT.match(step) or _AUTHOR.match(step) or _PUBLISHED.search(step))
+
+
+def _is_notice(step: str) -> bool:
+    """Return whether a line is part of the page: "Watch now", "Visit my blog", "Sponsored"."""
+    is_line_of_page = _NOTICE.fullmatch(step) or _ADVERT.fullmatch(step)
+    return bool(is_line_of_page or _DISCLOSURE.search(step))
+
+
+def _is_opinion(step: str) -> bool:
+    """Return whether a sentence praises the dish ("This is so good!") or is about the writer."""
+    if _OPINION.fullmatch(step):
+        return True
+    return " been " in step and _ANECDOTE.match(step) is not None
+
+
+def _states_nutrition(step: str) -> bool:
+    """Return whether a line begins with a nutrient or a serving and has an amount of it."""
+    return bool(_NUTRITION.match(step) and _FIGURE.search(step))
+
+
 def _is_on_wine(step: str) -> bool:
     """Return whether a step recommends or names a wine and begins with no action."""
     opener = _WINE.match(step)
@@ -476,3 +493,23 @@ def _is_on_wine(step: str) -> bool:
         return False
     first_word = words_of(step[opener.end() if opener else 0 :])[:1]
     return ACTION_VERBS.isdisjoint(first_word)
+
+
+_Kinds = tuple[tuple[str, Callable[[str], object]], ...]
+# Kinds of steps that are removed, with their predicates. The first predicate that is true counts.
+# Notes come last, because a credit may begin with "Note:".
+_KINDS: Final[_Kinds] = (
+    (CREDITS, _names_source),
+    (NOTICES, _is_notice),
+    (NOTES, _is_opinion),
+    (NUTRITION, _states_nutrition),
+    (YIELDS, _YIELD.fullmatch),
+    (WINES, _is_on_wine),
+    (SHOPPING, partial(is_shopping_note, within=True)),
+    (NOTES, _NOTE.match),
+)
+# Kinds of steps that may be longer than `MOST_CHARS`.
+_KINDS_OF_LONG_STEPS: Final[_Kinds] = (
+    (NOTICES, _DISCLOSURE.search),
+    (NOTES, _NOTE.match),
+)

@@ -50,6 +50,9 @@ _BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
 _INGREDIENTS: Final = re.compile(r"\W*ingredients?\W*", re.IGNORECASE)
 # Maximum characters of a heading, unless a heading precedes every paragraph.
 _SHORT: Final = 40
+_MAX_WORDS: Final = 5  # maximum words of such a heading
+_MAX_WORDS_OF_PARAGRAPH: Final = 16  # if a heading precedes every paragraph
+_MAX_PART_WORDS: Final = 3  # "cream cheese frosting"
 # Minimum share of longer lines with a full stop, see `_find_headings`
 _MIN_STOPS: Final = 0.75
 _STOPS: Final = frozenset('.!?)]…"”')
@@ -198,16 +201,15 @@ def _max_heading_chars(steps: tuple[str, ...]) -> int:
     for step, following in pairwise(steps):
         n_in_a_row = 0 if step[-1:] in _STOPS else n_in_a_row + 1
         # Three lines in a row are a list. A heading is shorter than its paragraph.
-        is_sentence = following[-1:] in _STOPS and len(step) >= len(following)
-        if n_in_a_row == 3 or (n_in_a_row and is_sentence):
+        is_as_long = following[-1:] in _STOPS and len(step) >= len(following)
+        if n_in_a_row == 3 or (n_in_a_row and is_as_long):
             return _SHORT
     return 2 * _SHORT
 
 
 def _is_heading(step: str, following: str, max_chars: int) -> bool:
     """Return whether a few words without a full stop introduce a step, if long steps have one."""
-    # At most 5 words, or 16 if a heading precedes every paragraph.
-    max_words = max_chars // 8 if max_chars == _SHORT else max_chars // 5
+    max_words = _MAX_WORDS if max_chars == _SHORT else _MAX_WORDS_OF_PARAGRAPH
     if len(step) > max_chars or len(step.split()) > max_words:
         return False
     if not step[:1].isupper() or not step[-1:].isalpha() or _DIGIT.search(step):
@@ -217,37 +219,48 @@ def _is_heading(step: str, following: str, max_chars: int) -> bool:
 
 
 def _is_name_of_part(step: str, following: str) -> bool:
-    """Return whether a line names the product of the next line, if most long steps have a stop."""
-    if following[-1] not in _STOPS or not following[:1].isupper():
-        return False
-    if len(following) <= len(step):
+    """Return whether a line names the product of the next line, which is a longer sentence."""
+    is_sentence = following[-1] in _STOPS and following[:1].isupper()
+    if not is_sentence or len(following) <= len(step):
         return False
     if _SLUG.fullmatch(step):
         return True
+    return _has_shape_of_name(step) and _names_product(step)
+
+
+def _has_shape_of_name(step: str) -> bool:
+    """Return whether a line is a few words from a capital to a letter."""
+    is_name = step[:1].isupper() and step[-1:].isalpha()
+    return is_name and len(step) <= _SHORT and len(words_of(step)) <= _MAX_WORDS
+
+
+def _names_product(step: str) -> bool:
+    """Return whether the words of a short line name a product or announce steps."""
     words = words_of(step)
-    is_short = len(step) <= _SHORT and len(words) <= _SHORT // 8
-    if not (words and is_short and step[:1].isupper() and step[-1:].isalpha()):
-        return False
-    if words[-1] in _ANNOUNCED:
+    if words[-1] in _ANNOUNCED:  # "Baking instructions"
         return True
-    if _DIGIT.search(step) or only_measures(words[0]):
+    if _DIGIT.search(step) or only_measures(words[0]):  # "Oven at 350F", "Cup of water"
         return False
-    if words[0] in ACTION_VERBS:
+    if (
+        words[0] in ACTION_VERBS
+    ):  # "Make onion rings" and "Roll pastry", not "Bake rolls"
         return words[0] in _MAKES or words[-1] in PART_NOUNS
-    return VERB_FORMS.isdisjoint(words[1:])
+    return VERB_FORMS.isdisjoint(words[1:])  # "Onion rings", not "Then bake"
 
 
 def _is_part(step: str) -> bool:
     """Return whether a step only names the part of the dish that the next steps make."""
-    step = _BRACKET.sub("", step)
-    if len(step) > _SHORT or not step[-1:].isalpha() or _DIGIT.search(step):
+    name = _BRACKET.sub("", step)
+    if len(name) > _SHORT or not name[-1:].isalpha() or _DIGIT.search(name):
         return False
-    *before, last = words_of(step) or [""]
-    if _FOR_THE.fullmatch(step):
-        return last in PART_NOUNS or (
-            step[:8].casefold() == "for the " and len(before) <= 4
-        )
-    return last in PART_NOUNS and len(before) <= 2 and VERB_FORMS.isdisjoint(before)
+    words = words_of(name)
+    has_noun = words[-1] in PART_NOUNS
+    if _FOR_THE.fullmatch(name):  # "To make icing" and "For the roast beef"
+        is_for_the = name[:8].casefold() == "for the "
+        return has_noun or (is_for_the and len(words) <= _MAX_WORDS)
+    # "Cream cheese frosting", not "Spread the frosting"
+    is_short = len(words) <= _MAX_PART_WORDS
+    return has_noun and is_short and VERB_FORMS.isdisjoint(words[:-1])
 
 
 def _with_lists_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:

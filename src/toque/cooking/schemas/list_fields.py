@@ -234,7 +234,7 @@ class _Parser:
             if not self._skip(":"):
                 raise ValueError("a key without a value")
             if not isinstance(key, str | int | float | bool | None):
-                raise ValueError("a key that is no plain value")  # noqa: TRY004
+                raise ValueError("a key that is not a plain value")  # noqa: TRY004
             values_by_key[key] = self._value(depth + 1)
             self._skip(",")
         return values_by_key

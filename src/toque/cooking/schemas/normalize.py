@@ -66,11 +66,13 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     if not any(map(str.isalnum, title)):
         return "no title"
 
-    n_steps_before = notes[STEPS_IN_LIST]
+    line_notes: Counter[str] = Counter()
+    ingredients = clean_ingredients(lines, line_notes)
+    notes.update(line_notes)
     ingredients = without_sections(
-        clean_ingredients(lines, notes), notes, title=title, steps="\n".join(steps)
+        ingredients, notes, title=title, steps="\n".join(steps)
     )
-    if notes[STEPS_IN_LIST] - n_steps_before > MOST_STEPS_IN_LIST:
+    if line_notes[STEPS_IN_LIST] > MOST_STEPS_IN_LIST:
         return "steps among the ingredients"
 
     directions = _directions_of(steps, title, notes)

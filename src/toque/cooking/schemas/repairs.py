@@ -347,41 +347,61 @@ def _lines_in_bracket(steps: list[str], at: int) -> int:
 def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
     """Return the text between a step and the previous step, or None if its sentence has ended.
 
-    `before` is the end of the previous step. A recipe is `cased` if its sentences begin with
-    capitals and end with full stops.
+    Args:
+        before: End of the previous step.
+        step: The step.
+        cased: Whether the recipe's sentences begin with capitals and end with full stops.
+        anywhere: Whether the text may have been split between any two words.
     """
-    ends = _ENDS_SENTENCE.search(before) is not None
-    measure = _MEASURE.match(step)
-    decimal = measure["decimal"] if measure else None
-    if decimal:
-        is_fraction = decimal.strip() in _DECIMALS
-        if _UNFINISHED.search(before) and (is_fraction or not ends):
-            return "."
-    elif measure and before[-1:].isdigit():
-        return " "
+    has_ended = _ENDS_SENTENCE.search(before) is not None
+    glue = _glue_of_measure(before, step, has_ended=has_ended)
+    if glue is not None:
+        return glue
 
-    continues = _continues(before, step, cased=cased, ends=ends)
+    continues = _continues(before, step, cased=cased, ends=has_ended)
     is_lower = _LOWER.match(step) is not None
-    if ends:
-        # The full stop of "tbsp." need not end the sentence.
+    if has_ended:
+        # The full stop of a unit need not end the sentence: "Add 2 tbsp." "sugar."
         may_continue = continues or (is_lower and cased)
         return " " if may_continue and _SHORTENED.search(before) else None
-
-    hangs = _hangs(before, cased=cased)
-    is_number = step[:1].isdigit() and _LISTED.match(step) is None
-    is_rest_of_measure = is_number and hangs and before[-1:] != ","
-    is_rest_of_sentence = is_lower and (hangs or (anywhere and cased))
-    is_joined = continues or is_rest_of_measure or is_rest_of_sentence
+    if continues:  # "Stir the rice" "with a fork."
+        return " "
+    if _hangs(before, cased=cased):
+        # "Simmer for about" "20 minutes." and "Chop the onion," "leek and garlic."
+        is_number = step[:1].isdigit() and _LISTED.match(step) is None
+        is_joined = is_lower or (is_number and before[-1:] != ",")
+    else:
+        is_joined = is_lower and cased and anywhere  # "Simmer the soup" "slowly."
     return " " if is_joined else None
+
+
+def _glue_of_measure(before: str, step: str, *, has_ended: bool) -> str | None:
+    """Return the text between a number and the rest of its measure, or None for any other step.
+
+    >>> _glue_of_measure("Add 2", "cups milk.", has_ended=False)
+    ' '
+    >>> _glue_of_measure("Roast for 1.", "5 hours.", has_ended=True)
+    '.'
+    >>> _glue_of_measure("See step 1.", "3 cups milk.", has_ended=True)
+    """
+    measure = _MEASURE.match(step)
+    if measure is None:
+        return None
+    decimal = measure["decimal"]
+    if not decimal:
+        return " " if before[-1:].isdigit() else None
+    # After a full stop, only common decimals such as "5" are the rest of a number.
+    may_be_decimal = decimal.strip() in _DECIMALS or not has_ended
+    return "." if may_be_decimal and _UNFINISHED.search(before) else None
 
 
 def _continues(before: str, step: str, *, cased: bool, ends: bool) -> bool:
     """Return whether the words at the end of a line or the start of a step need each other."""
-    if _GOES_ON.match(step) and (
-        # Without capitals, "with a spoon, stir" may be a step.
-        cased or step.startswith("of ") or not has_action_verb(step)
-    ):
+    goes_on = _GOES_ON.match(step) is not None  # "Stir the rice" "with a fork."
+    # Without capitals, "with a spoon, stir" may be a step.
+    if goes_on and (cased or step.startswith("of ") or not has_action_verb(step)):
         return True
+    # "Grease the" "9-inch pan."
     if not cased or ends or not _SURELY_HANGS.search(before):
         return False
     return _OPENS_SENTENCE.match(step) is None
@@ -389,7 +409,7 @@ def _continues(before: str, step: str, *, cased: bool, ends: bool) -> bool:
 
 def _hangs(before: str, *, cased: bool) -> bool:
     """Return whether a line without a full stop is unfinished."""
-    if before[-1:].isdigit():
+    if before[-1:].isdigit():  # "Bake 20" may be complete, a line "20" is not
         return before.strip().isdigit()
     if not cased and before.endswith((" in", " on", " over")):
         return False  # "leave the lid on" is complete

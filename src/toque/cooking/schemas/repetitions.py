@@ -64,7 +64,8 @@ def _without_first_copy(lines: list[str]) -> list[str]:
     joined = "".join(bare)
     half = len(joined) // 2
     ends = list(accumulate(map(len, bare)))
-    if half >= MIN_DOUBLED_CHARS and joined[:half] == joined[half:] and half in ends:
+    is_doubled = half >= MIN_DOUBLED_CHARS and joined[:half] == joined[half:]
+    if is_doubled and half in ends:  # the second copy begins with a line
         at = ends.index(half) + 1
         return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
     # One paragraph may precede its text line by line.
@@ -104,14 +105,16 @@ def _n_equal_lines(lines: list[str], earlier: int, start: int) -> int:
 
 def _repeated_end(n: int, bare: list[str]) -> tuple[int, int]:
     """Return the index after the next lines that end line `n`, and their letters and digits."""
-    after, n_repeated = n, 0
+    after = n
+    n_repeated = 0
     tail = ""
     for end in range(n + 1, len(bare)):
         tail += bare[end]
         if tail not in bare[n]:
             break
         if bare[n].endswith(tail):
-            after, n_repeated = end + 1, len(tail)
+            after = end + 1
+            n_repeated = len(tail)
     return after, n_repeated
 
 
@@ -140,10 +143,11 @@ def _without_doubled_parts(lines: list[str]) -> list[str]:
         before = (opening + line[:start]).strip()
         opening = ""
         if _NOTES_HEADING.fullmatch(before):
+            # Notes are not steps, so keep their text here and drop the next lines.
             cleaned_lines.append(f"{before.rstrip(' :.')}: {line[start:]}")
             end = after
         elif len(before) > _MAX_HEADING_CHARS:
-            # The number in "Let it cool. 2Add the peas."
+            # Without the number in "Let it cool. 2Add the peas."
             cleaned_lines.append(before.rstrip("0123456789"))
         elif before:
             mark = "" if before[-1] in ".?!:" else ":"

@@ -11,7 +11,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import Final
 
-from toque.cooking.ingredients.names import head_of_line, ingredient_name, stem
+from toque.cooking.ingredients.names import head_noun, ingredient_name, stem
 from toque.cooking.labels.foods import find_food
 from toque.cooking.normalised_words import words_of
 from toque.cooking.schemas.credits import is_credit, is_note, is_shopping_note
@@ -174,16 +174,19 @@ def _is_heading(
     """
     if any(map(str.isdigit, line)):
         return False
-    if " " in line and f"{line}:" in steps:
+    if (
+        " " in line and f"{line}:" in steps
+    ):  # "Pie crust", and a step "Pie crust: Mix ..."
         return True
     words = words_of(line)
     if not words or len(line) > _MAX_HEADING_CHARS:
         return False
     names_dish = title_stems.issuperset(map(stem, words))
-    if names_dish and len(words) >= _MIN_DISH_WORDS:
+    if names_dish and len(words) >= _MIN_DISH_WORDS:  # "Peach cream tart"
         return True
-    if len(words) == 1 and words[0] in SECTION_NOUNS:
+    if len(words) == 1 and words[0] in SECTION_NOUNS:  # "Filling"
         return line[:1].isupper()
+    # "CHEESE FILLING" and "GRANDMA'S", not "LEMON SUGAR" or "EVOO"
     if in_capitals or not line.isupper() or sum(map(len, words)) < _MIN_CAPITALS:
         return False
     return names_dish or words[-1] in SECTION_NOUNS or find_food(line) is None
@@ -210,20 +213,25 @@ def _why_removed(line: str) -> str:
 
 @lru_cache(maxsize=1 << 15)
 def _is_tool(line: str) -> bool:
-    """Return whether a line names a tool, based on the last word after its amount."""
+    """Return whether a line names a tool, based on the head noun or last word of its name."""
     # Few lines contain such a word. Parsing all lines took a tenth of the time to read a recipe.
     if len(line) > _MOST_CHARS or _TOOL_WORDS.isdisjoint(words_of(line)):
         return False
     name = ingredient_name(line)
-    words = [stem(word) for word in words_of(name)] or [""]
-    last = head_of_line(line)
-    if last in _SURELY:
+    head = head_noun(name)
+    words = [stem(word) for word in words_of(name)]
+    # "a sharp knife" and "a 9-inch cake pan"
+    if head in _SURELY or _is_tool_pair(words, head):
         return True
-    at = words.index(last) if last in words else 0
-    if at and words[at - 1] in _PAIRS.get(last, ()):
-        return True
-    ends = {last, words[-1]}  # "wooden or metal skewers"
+    # "kitchen string"; in "wooden or metal skewers" only the last word names the tool.
+    ends = {head, *words[-1:]}
     return not ends.isdisjoint(_WITHOUT_FOOD | _SURELY) and find_food(name) is None
+
+
+def _is_tool_pair(words: list[str], head: str) -> bool:
+    """Return whether a head noun and the word before it name a tool, such as "muffin tin"."""
+    before_head = words[: words.index(head)] if head in words else []
+    return bool(before_head) and before_head[-1] in _PAIRS.get(head, ())
 
 
 def _without_prefix(line: str, removal_counts: Counter[str]) -> list[str]:

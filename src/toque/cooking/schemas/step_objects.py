@@ -76,20 +76,22 @@ class StepReader:
         keys.take("ingredients", str, list, dict)  # `ingredients_in_steps` reads them
         text = self._text(keys)
         title = "".join(keys.first("title"))
-        if _STEP_NUMBER.fullmatch(title):
+        if _STEP_NUMBER.fullmatch(title):  # "Step 1"
             title = ""
         lines = list(self.lines(keys.take("items", list, dict), depth + 1))
         if not (text or title or lines):
             yield from self._named_steps(keys, depth)
             return
 
-        if keys.announces and not lines:
-            title, text = text or title, ""
+        if keys.announces and not lines:  # the text is marked as a heading
+            title = text or title
+            text = ""
         if text and lines:
             text, lines = self._without_repeats(text, lines, is_typed=bool(kind))
         if text and _folded([title]).rstrip(" .:!") in _folded([text]):
             title = ""  # the text already contains it
 
+        # Otherwise, the title is the step itself.
         is_heading = bool(lines or text) or kind == "HowToSection" or keys.announces
         if title and is_heading:
             title = _write_heading(keys, title, kind)

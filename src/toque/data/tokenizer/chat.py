@@ -56,11 +56,15 @@ TEMPLATES = {"plain": _PLAIN, "chatml": _CHATML}
 """Templates by name: Markdown headings, and OpenAI's ChatML."""
 CLOCK = "strftime_now"
 """Function that templates call to read the clock, e.g. in Llama 3 and Granite."""
+_MACRO_START = "{%- macro " + CLOCK + "(format) %}"
+# Jinja removes a line break after a block. The empty text keeps the template's first line break.
+_MACRO_END = "{%- endmacro %}{{ '' }}"
 _DATED = re.compile(
-    rf"\A\{{%- macro {CLOCK}\(format\) %\}}.*?\{{%- endmacro %\}}\{{\{{ '' \}}\}}",
-    re.DOTALL,
+    rf"\A{re.escape(_MACRO_START)}.*?{re.escape(_MACRO_END)}", re.DOTALL
 )
 _DIRECTIVE = re.compile(r"%[-_0^#:]*[A-Za-z]")
+# Stand-in for "%%" while the directives are replaced, so that "%%d" becomes "%d"
+_PERCENT = "<percent>"
 
 
 @dataclass(frozen=True)
@@ -346,16 +350,16 @@ replace('%Y', '2024') }}{%- endmacro %}"
     if CLOCK not in template:
         return template
     moment = datetime.fromisoformat(day).replace(tzinfo=UTC)
-    steps = []
-    for form in dict.fromkeys(_DIRECTIVE.findall(template)):
-        value = moment.strftime(form)
-        if form == "%s":  # strftime would use the machine's time zone
-            value = str(int(moment.timestamp()))
-        steps.append(f" | replace({form!r}, {value!r})")
+    replacements = {
+        form: moment.strftime(form) for form in _DIRECTIVE.findall(template)
+    }
+    if "%s" in replacements:  # strftime would use the machine's time zone
+        replacements["%s"] = str(int(moment.timestamp()))
     if "%%" in template:
-        steps.append(" | replace('%%', '%')")
-    macro = f"{{%- macro {CLOCK}(format) %}}{{{{ format{''.join(steps)} }}}}{{%- endmacro %}}"
-    return f"{macro}{{{{ '' }}}}{template}"
+        replacements = {"%%": _PERCENT, **replacements, _PERCENT: "%"}
+    filters = [f"replace({old!r}, {new!r})" for old, new in replacements.items()]
+    date = " | ".join(["format", *filters])
+    return _MACRO_START + "{{ " + date + " }}" + _MACRO_END + template
 
 
 def prompt_ids(

@@ -42,6 +42,9 @@ WORDS_CUT = "toque_words_cut"
 _WORD = re.compile(r"\S+|\s+")
 # One spare piece per 16 pieces, because some trained pieces are dropped
 _SPARE_SHARE = 16
+# Difference between the scores of two characters that the Unigram trainer appends
+_APPENDED_STEP = 1e-4
+_SCORE_DIGITS = 3  # more digits differ between two trainings
 _MAX_WAITS = 1000  # milliseconds
 _T = TypeVar("_T")
 
@@ -169,7 +172,7 @@ def _train_unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     without_rare = dict.fromkeys(map(ord, by_count[n_pieces // 2 :]), "")
     common_lines = [line.translate(without_rare) for line in lines]
     tokenizer.train_from_iterator(common_lines, trainer)
-    tokenizer.model = _make_reproducible(tokenizer, n_pieces)
+    tokenizer.model = _reproducible_model(tokenizer, n_pieces)
 
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
@@ -183,23 +186,14 @@ def _train_unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _make_reproducible(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
-    """Round the scores of a trained model, sort its pieces, and keep the best `n_pieces`.
+def _reproducible_model(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
+    """Return the trained model with its best `n_pieces`, with rounded scores and in a fixed order.
 
     The trainer's hash tables are seeded at random. So in every process, equal scores differ in
-    their last bits and come in another order.
+    their last bits and come in another order. All characters are kept.
     """
     vocab = json.loads(tokenizer.to_str())["model"]["vocab"]
-    trained = vocab[len(_UNIGRAM_SPECIALS) :]
-    # The trainer appends characters without a score. The first gets the lowest score, and each
-    # further character 0.0001 more than the previous character. Give all of them the lowest score.
-    lowest = min((score for _, score in trained), default=0.0)
-    n_characters = sum(len(piece) == 1 for piece, _ in trained)
-    max_appended = lowest + 1e-4 * (1 + n_characters)
-    scores = {}
-    for piece, score in trained:
-        is_appended = len(piece) == 1 and score < max_appended
-        scores[piece] = round(lowest if is_appended else score, 3)
+    scores = _round_scores(vocab[len(_UNIGRAM_SPECIALS) :])
 
     def rank(piece: str) -> tuple[float, str]:
         return -scores[piece], piece
@@ -213,3 +207,19 @@ def _make_reproducible(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
     entries += [(piece, scores[piece]) for piece in pieces]
     unk_id = _UNIGRAM_SPECIALS.index("<unk>")
     return models.Unigram(entries, unk_id, byte_fallback=False)
+
+
+def _round_scores(trained: list[tuple[str, float]]) -> dict[str, float]:
+    """Return the rounded score of each piece, and the lowest score for each appended character.
+
+    The trainer appends characters without a score. The first gets the lowest score, and each
+    further character `_APPENDED_STEP` more than the previous character, in a random order.
+    """
+    lowest = min((score for _, score in trained), default=0.0)
+    n_characters = sum(len(piece) == 1 for piece, _ in trained)
+    max_appended = lowest + _APPENDED_STEP * (1 + n_characters)
+    scores = {}
+    for piece, score in trained:
+        is_appended = len(piece) == 1 and score < max_appended
+        scores[piece] = round(lowest if is_appended else score, _SCORE_DIGITS)
+    return scores

@@ -150,7 +150,19 @@ class WordTable:
         return marked
 
     def _learn(self) -> None:
-        """Encode the new words of the table."""
+        """Encode the new words of the table, and record the characters that they lose."""
+        texts = self._rewrite_new_words()
+        encodings = self._tokenizer.encode_batch_fast(
+            list(texts.values()), add_special_tokens=False
+        )
+        for word, encoding in zip(texts, encodings, strict=True):
+            ids = encoding.ids
+            self._fill(word, ids)
+            if self._unk_id in ids and (lost := self._rewriter.lost([texts[word]])):
+                self._lossy[word] = lost
+
+    def _rewrite_new_words(self) -> dict[bytes, str]:
+        """Return the text to encode for each new word of the table. Fill odd words here."""
         words: list[bytes] = []
         texts: list[str] = []
         for word in self._table.new:
@@ -164,27 +176,14 @@ class WordTable:
 
         # Rewrite all words in one call, because a call per word takes several times as long.
         rewritten = self._rewriter("\n".join(texts)).split("\n") if texts else []
-        if self._keeps_spaces:
-            pairs = zip(words, rewritten, strict=True)
-            rewritten = [self._with_space(word, text) for word, text in pairs]
-        encodings = self._tokenizer.encode_batch_fast(
-            rewritten, add_special_tokens=False
-        )
-        for word, text, encoding in zip(words, rewritten, encodings, strict=True):
-            is_odd = self._keeps_spaces and not text
-            self._fill(word, [self._odd_id] if is_odd else encoding.ids)
-            if self._unk_id in encoding.ids:
-                lost = self._rewriter.lost([text])
-                if lost:
-                    self._lossy[word] = lost
-
-    def _with_space(self, word: bytes, text: str) -> str:
-        """Put the space before a word that belongs to it, or return "" for an odd word."""
-        if word.startswith(_SPACE):
-            return " " * len(word)
-        if not text or _OUTER_SPACE.search(text):
-            return ""
-        return text if word.startswith(_LEADS) else f" {text}"
+        rewritten_texts: dict[bytes, str] = {}
+        for word, text in zip(words, rewritten, strict=True):
+            spaced_text = _with_space(word, text) if self._keeps_spaces else text
+            if spaced_text is None:
+                self._fill(word, [self._odd_id])
+            else:
+                rewritten_texts[word] = spaced_text
+        return rewritten_texts
 
     def _fill(self, word: bytes, ids: list[int]) -> None:
         """Set the ids of a word."""
@@ -231,6 +230,15 @@ class WordTable:
             self._fill(mark, ids)
         # `_learn` must not encode the marks, which the table has recorded as new words.
         self._table.new = []
+
+
+def _with_space(word: bytes, text: str) -> str | None:
+    """Put the space before a rewritten word that belongs to it. None means that the word is odd."""
+    if word.startswith(_SPACE):
+        return " " * len(word)
+    if not text or _OUTER_SPACE.search(text):
+        return None
+    return text if word.startswith(_LEADS) else f" {text}"
 
 
 def _join_texts(texts: Sequence[str]) -> bytes:

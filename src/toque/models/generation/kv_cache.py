@@ -452,15 +452,12 @@ class KVCache:
     def _buffers(self) -> Iterator[Columns | Tiles]:
         return itertools.chain(*self._layers)
 
-    def _move_rows(self, end: int) -> None:
-        """Move the rows so that their next column is `end`. Tiles may end up to a tile later."""
+    def _move_rows(self, min_end: int) -> None:
+        """Move the rows so that their next column is `min_end`, or up to a tile later."""
         first = self.first
         n_live = len(self.starts)
         n_used = self.end - first
-        if self._gathers:
-            # Tiles move as a whole, so the column within a tile stays the same.
-            current_end = self.end if n_live else 0
-            end += (current_end - end) % TILE
+        end = self._aligned_end(min_end)
         source = slice(first, self.end)
         start = end - n_used
         if self._layers and end + SPARE <= self._width:
@@ -473,6 +470,18 @@ class KVCache:
         self._gather = None
         for row in range(n_live):
             self._mask_row(row)
+
+    def _aligned_end(self, min_end: int) -> int:
+        """Return the first column from `min_end` that can become the rows' next column.
+
+        Tiles are copied as a whole. So the next column keeps its index within its tile, or starts a
+        tile if no row is live. Without tiles, every column is possible.
+        """
+        if not self._gathers:
+            return min_end
+        index_in_tile = self.end % TILE if self.starts else 0
+        n_skipped = (index_in_tile - min_end) % TILE
+        return min_end + n_skipped
 
     def _allocate(self, source: slice, start: int) -> None:
         """Allocate buffers, wider if needed. Copy the live rows' columns `source` to `start`."""

@@ -98,24 +98,33 @@ class PreferenceLoss:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the summed loss of the batch's pairs, [] float32."""
-        weigh = partial(self._weigh, batch)
+        weigh = partial(self._loss_and_weights, batch)
         return weighted_loss_sum(model, batch, weigh, chunk_rows=self.chunk_rows)
 
-    def _weigh(self, batch: Batch, nats: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the loss, [], and the weight of each label, in the shape of the labels."""
+    def _loss_and_weights(self, batch: Batch, nats: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the loss and the weights of the labels. Add the pairs to `measurements`.
+
+        Args:
+            batch: Batch with L labels per row.
+            nats: Negative log-probability of each label, [R, L].
+
+        Returns:
+            The loss, [], and the weight of each label, [R, L].
+        """
         is_labelled = (batch.labels != IGNORE).to(nats.dtype)
         n_labels = _by_pair(sum_by_example(is_labelled, batch))
         is_pair = n_labels[..., 0] > 0  # rows with fewer pairs end with zeros
+        answer_nats = _by_pair(sum_by_example(nats, batch))
+        reference_nats = _by_pair(self._reference_of(batch).to(nats))
         pairs = pair_losses(
-            _by_pair(sum_by_example(nats, batch)),
-            _by_pair(self._reference_of(batch).to(nats)),
-            n_labels.clamp(min=1.0),
-            self.settings,
+            answer_nats, reference_nats, n_labels.clamp(min=1.0), self.settings
         )
-        self.measurements.add((pairs.measured * is_pair[..., None]).sum((0, 1)))
-        weights = (pairs.weights * is_pair[..., None]).flatten(1)
+
+        measured = pairs.measured * is_pair[..., None]
+        self.measurements.add(measured.sum((0, 1)))
         loss = (pairs.losses * is_pair).sum()
-        return loss, spread_by_example(weights, batch) * is_labelled
+        answer_weights = (pairs.weights * is_pair[..., None]).flatten(1)
+        return loss, spread_by_example(answer_weights, batch) * is_labelled
 
     def _reference_of(self, batch: Batch) -> Tensor:
         """Look up the reference model's nats of the examples, [R, 2 P] on the CPU."""

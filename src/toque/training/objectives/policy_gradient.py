@@ -72,15 +72,19 @@ class DivergenceLoss:
         """Compute the weighted sum of nats plus the weighted divergence, [] float32."""
         with evaluating(self.reference), torch.no_grad():
             reference = log_probabilities(self.reference, batch)
-        weigh = partial(self._weigh, batch, reference)
+        weigh = partial(self._loss_and_weights, batch, reference)
         return weighted_loss_sum(model, batch, weigh, chunk_rows=self.chunk_rows)
 
-    def _weigh(
+    def _loss_and_weights(
         self, batch: Batch, reference: Tensor, nats: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add the divergence: the estimator k3 of Schulman 2020, "Approximating KL divergence".
+        """Compute the loss and the weights of the labels. Add the divergence to `measurements`.
 
-        With the log-ratio d = log p_reference - log p, it is exp(d) - 1 - d per token.
+        The divergence is the estimator k3 of Schulman 2020, "Approximating KL divergence". With the
+        log-ratio d = log p_reference - log p, it is exp(d) - 1 - d per token.
+
+        Returns:
+            The loss, [], and the weight of each label, in the shape of the labels.
         """
         assert batch.label_weights is not None
         log_ratio = (reference + nats) * (batch.labels != IGNORE)
