@@ -59,7 +59,7 @@ def _format_value(config: RunConfig, name: str) -> str:
         value = value[part] if isinstance(value, Mapping) else getattr(value, part)
     if isinstance(value, bool | None):
         return {True: "true", False: "false", None: "null"}[value]
-    if value == ():
+    if value in ((), {}):
         return "empty"
     if isinstance(value, str | int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
