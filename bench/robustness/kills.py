@@ -86,8 +86,8 @@ observe: {{log_every: "1 step"}}
 
 def _prepare_pairs(work: Path) -> None:
     """Train a start model, and replace the configuration by one that learns from pairs."""
-    base = ["train.stop_after=20 steps", f"run_dir={work}/base"]
-    peers.toque("train", work / "run.yaml", *base)
+    base = (work / "run.yaml", "train.stop_after=20 steps", f"run_dir={work}/base")
+    peers.toque("train", *base)
     recipes = [json.loads(line) for line in (work / "a.jsonl").read_text().splitlines()]
     with (work / "pairs.jsonl").open("w") as file:
         for recipe, other in itertools.pairwise(recipes):
@@ -102,10 +102,8 @@ def _prepare_pairs(work: Path) -> None:
         "objective": {"kind": "dpo", "sft_weight": 0.5},
         "augmentation": None,
     }
-    config["data"] |= {
-        "sources": [{"path": f"{work}/pairs.jsonl"}],
-        "store": f"{work}/pairs",
-    }
+    config["data"]["sources"] = [{"path": f"{work}/pairs.jsonl"}]
+    config["data"]["store"] = f"{work}/pairs"
     del config["optim"]["label_smoothing"]
     (work / "run.yaml").write_text(yaml.safe_dump(config))
     peers.toque("prepare", work / "run.yaml")
@@ -202,21 +200,13 @@ def _transformers(
         from transformers.trainer_utils import get_last_checkpoint
 
         torch.manual_seed(5)
-        rows = torch.randint(
-            3, 600, (240, 48), generator=torch.Generator().manual_seed(3)
-        )
+        generator = torch.Generator().manual_seed(3)
+        rows = torch.randint(3, 600, (240, 48), generator=generator)
         data = [{"input_ids": row[:24], "labels": row[24:]} for row in rows]
         model = T5ForConditionalGeneration(
-            T5Config(
-                vocab_size=600,
-                d_model=48,
-                d_kv=12,
-                d_ff=96,
-                num_layers=2,
-                num_heads=4,
-                decoder_start_token_id=0,
-            )
-        )
+            T5Config(vocab_size=600, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4,
+                     decoder_start_token_id=0)
+        )  # fmt: skip
         arguments = TrainingArguments(
             output_dir=str(run), max_steps=a.steps, save_steps=SAVE_EVERY,
             save_total_limit=2, logging_steps=1, per_device_train_batch_size=2, seed=5,
@@ -233,22 +223,16 @@ def _transformers(
 
 def _facts_of_transformers(run: Path) -> dict[str, object]:
     """Return the facts of the newest checkpoint of transformers.Trainer."""
-    folders = sorted(
-        run.glob("checkpoint-*"), key=lambda f: int(f.name.rpartition("-")[2])
-    )
+    checkpoints = run.glob("checkpoint-*")
+    folders = sorted(checkpoints, key=lambda f: int(f.name.rpartition("-")[2]))
     if not folders:
         return {}
-    files = {
-        "weights": folders[-1] / "model.safetensors",
-        "model": run / "model.safetensors",
-    }
-    hashes: dict[str, object] = {
-        n: sha256_of(path) for n, path in files.items() if path.exists()
-    }
-    history = json.loads((folders[-1] / "trainer_state.json").read_text())[
-        "log_history"
-    ]
-    return {**hashes, "losses": {e["step"]: e["loss"] for e in history if "loss" in e}}
+    places = {"weights": folders[-1], "model": run}
+    files = {n: place / "model.safetensors" for n, place in places.items()}
+    hashes = {n: sha256_of(path) for n, path in files.items() if path.exists()}
+    state = json.loads((folders[-1] / "trainer_state.json").read_text())
+    losses = {e["step"]: e["loss"] for e in state["log_history"] if "loss" in e}
+    return {**hashes, "losses": losses}
 
 
 def options(p: argparse.ArgumentParser) -> None:

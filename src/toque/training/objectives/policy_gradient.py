@@ -55,7 +55,7 @@ def with_weights(batch: Batch, weights: Floats) -> Batch:
     for row, ids in enumerate(batch.example_ids):
         values[row, : len(ids)] = weights[list(ids)]
     spread = spread_by_example(torch.from_numpy(values), batch)
-    return replace(batch, label_weights=spread * (batch.labels != IGNORE))
+    return replace(batch, label_weights=spread.masked_fill(batch.labels == IGNORE, 0.0))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class DivergenceLoss:
             The loss, [], and the weight of each label, in the shape of the labels.
         """
         assert batch.label_weights is not None
-        log_ratio = (reference + nats) * (batch.labels != IGNORE)
+        log_ratio = (reference + nats).masked_fill(batch.labels == IGNORE, 0.0)
         slope = torch.expm1(log_ratio)
         divergence = (slope - log_ratio).sum()
         self.measurements.add(divergence[None])
