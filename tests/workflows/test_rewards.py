@@ -42,6 +42,15 @@ def words(prompts, texts, references):
 def nan(prompts, texts, references):
     return [math.nan] + [1.0] * (len(texts) - 1)
 
+def leaving(prompts, texts, references):
+    raise SystemExit(0)
+
+def huge(prompts, texts, references):
+    return [1e200] * len(texts)
+
+def long(prompts, texts, references):
+    return [10 ** 400] * len(texts)
+
 def broken(prompts, texts, references):
     raise KeyError("salt")
 """
@@ -152,6 +161,9 @@ def test_constant_reward_changes_nothing_and_says_so(begun):
         ("words", "returned list instead of a list of numbers"),
         ("nan", "returned nan"),
         ("broken", "failed with KeyError: 'salt'"),
+        ("leaving", "failed with SystemExit: 0"),
+        ("huge", "absolute value may be at most"),
+        ("long", "returned list instead of a list of numbers"),
         ("missing", "which cannot be imported"),
     ],
 )

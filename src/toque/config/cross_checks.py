@@ -186,11 +186,11 @@ def _objective_conflicts(config: RunConfig) -> Iterator[Conflict]:
 
 def _reward_conflicts(config: RunConfig) -> Iterator[Conflict]:
     """Yield conflicts of objectives that learn from rewards."""
-    if not config.objective.rewards:
+    if not any(config.objective.rewards.values()):
         yield Conflict(
             "objective.rewards",
             "objective.kind",
-            "there is nothing to learn from. Set it to scores and their weights, e.g. "
+            "there is nothing to learn from. Set it to scores and weights other than 0, e.g. "
             "{recipe_score: 1.0}.",
         )
     if config.train.batch.unit != "examples":

@@ -84,9 +84,9 @@ def find_reference(
         key = _Key(weights_sha256(model), store.fingerprint)
         saved: _Saved | None = _read(folder) if ranks.is_main else None
         saved = ranks.broadcast(saved)
-        if saved is not None and saved[0] == key:
+        if saved is not None and saved[0] == key and saved[1] is not None:
             return saved[1]
-        if saved is not None and continues:
+        if saved is not None and saved[0] != key and continues:
             raise ConfigError(
                 f"{folder / REFERENCE} was computed with other weights or data than "
                 "model.start_from and data.store have now, so the rewards of this run would "
@@ -120,7 +120,8 @@ class _Key(msgspec.Struct, frozen=True):
     nats: str = ""  # SHA-256 of `REFERENCE`
 
 
-_Saved = tuple[_Key, NDArray[np.float32]]
+_Saved = tuple[_Key, NDArray[np.float32] | None]
+"""Record of a reference, and the reference unless it is missing or damaged."""
 
 
 def _write(folder: Path, nats: NDArray[np.float32], key: _Key) -> None:
@@ -133,13 +134,15 @@ def _write(folder: Path, nats: NDArray[np.float32], key: _Key) -> None:
 
 
 def _read(folder: Path) -> _Saved | None:
-    """Read a reference, or return None if it is missing or damaged."""
+    """Read a reference and its record. None if the record is missing or damaged."""
     record = read_json(folder / RECORD, _Key)
-    path = folder / REFERENCE
-    if record is None or not path.is_file() or sha256_of(path) != record.nats:
+    if record is None:
         return None
-    nats: NDArray[np.float32] = np.load(path, allow_pickle=False)
-    return msgspec.structs.replace(record, nats=""), nats
+    key = msgspec.structs.replace(record, nats="")
+    path = folder / REFERENCE
+    if not path.is_file() or sha256_of(path) != record.nats:
+        return key, None
+    return key, np.load(path, allow_pickle=False)
 
 
 def _compute(

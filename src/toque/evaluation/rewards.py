@@ -18,6 +18,7 @@ from toque.evaluation.text_scores import is_user_metric
 Reward = Callable[[list[str], list[str], list[str]], object]
 """Function of prompts, texts and references that returns a number for each text."""
 _SHOWN: Final = 200  # characters of a prompt or text in a message
+_LARGEST: Final = 1e6  # largest reward; sums of squares stay exact enough
 _SETTING: Final = "objective.rewards"
 
 
@@ -68,6 +69,13 @@ class Rewards:
         for name, function in self.functions.items():
             values = _call(name, function, prompts, texts, references)
             total += self.weights[name] * values
+        if not np.isfinite(total).all() or np.abs(total).max(initial=0.0) > _LARGEST:
+            first = int(np.argmax(np.abs(np.nan_to_num(total, nan=np.inf))))
+            raise ConfigError(
+                f"The weighted sum of {', '.join(self.functions)} is {total[first]:g}. Its "
+                f"absolute value may be at most {_LARGEST:g}. "
+                f"{_show(prompts[first], texts[first])} Use smaller weights in {_SETTING}."
+            )
         return total
 
 
@@ -84,18 +92,18 @@ def _call(
         result = function([*prompts], [*texts], [*references])
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"The reward {name} failed with {type(error).__name__}: {error}. It was called with "
-            f"{len(texts)} texts. {_show(prompts[0], texts[0])} Correct the function, and run the "
-            "same command to continue."
+            f"The reward {name} failed with {type(error).__name__}: {str(error)[:_SHOWN]}. It was "
+            f"called with {len(texts)} texts. {_show(prompts[0], texts[0])} Correct the function, "
+            "and run the same command to continue."
         ) from error
 
     problem = ""
     values = np.zeros(0)
     try:
         values = np.asarray(result, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         problem = f"returned {type(result).__name__} instead of a list of numbers"
     if not problem and values.ndim != 1:
         problem = f"returned {type(result).__name__} instead of a list of numbers"

@@ -106,9 +106,12 @@ def _count(n: int, noun: str, plural: str = "s") -> str:
 
 
 def _describe_examples(store: TokenStore) -> str:
-    splits, tokens = store.manifest.splits, store.manifest.tokens
+    tokens = store.manifest.tokens
+    n_train = len(store.wanted_rows("train"))
+    n_held_out = len(store.wanted_rows("validation"))
+    noun = "pairs" if store.has_pairs else "examples"
     return (
-        f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
+        f"{n_train:,} {noun} to train on, {n_held_out:,} held out; "
         f"{tokens.prompt + tokens.target:,} tokens"
     )
 

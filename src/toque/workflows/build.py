@@ -28,6 +28,7 @@ from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import ScoresByTask
 from toque.models.config_values import max_positions
 from toque.models.forward.blocks import CompileSeconds
+from toque.models.forward.keyed_dropout import turn_off_dropout
 from toque.models.loading.trainable import ModelToTrain, SpecialTokens, family_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
@@ -203,6 +204,9 @@ def _build_parts(
     train, optim = config.train, config.optim
     runtime = Runtime.from_settings(train, family_to_train(config.model), ranks)
     placed = place_model(model_to_train(config, store.codec()), train, optim, runtime)
+    if config.objective.kind != "sft":
+        # These objectives compare probabilities with values from a pass without dropout.
+        turn_off_dropout(placed.model)
     stream = build_stream(
         config, store, placed.model, rank=ranks.rank, ranks=ranks.world_size
     )
@@ -466,8 +470,15 @@ def _build_gradient_noise(config: RunConfig) -> GradientNoise | None:
 
 
 def _build_checkpoint_store(parts: _Parts) -> CheckpointStore:
-    """Build the checkpoint store of the run folder."""
+    """Build the checkpoint store of the run folder.
+
+    A run that learns from rewards moves away from the reference texts, so its lowest held-out loss
+    is at the beginning. Its finished model is the last one.
+    """
     config = parts.config
+    keep_best = config.train.keep_best
+    if _learns_from_rewards(config) and config.train.best_by == "loss":
+        keep_best = 0
     numerics = parts.runtime.numerics | dict(parts.placed.numerics)
     identity = RunIdentity(
         config_sha256(config),
@@ -478,7 +489,7 @@ def _build_checkpoint_store(parts: _Parts) -> CheckpointStore:
     return CheckpointStore(
         parts.folder / "checkpoints",
         keep_last=config.train.keep_last,
-        keep_best=config.train.keep_best,
+        keep_best=keep_best,
         best_by=goal_of(config.train.best_by),
         identity=identity,
     )

@@ -356,6 +356,12 @@ def dropout_settings(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
     ]
 
 
+def turn_off_dropout(model: nn.Module) -> None:
+    """Set the dropout probabilities of all layers to 0. The model's configuration keeps them."""
+    for layer, name, _ in dropout_settings(model):
+        setattr(layer, name, 0.0)
+
+
 def key_compiled_code(model: nn.Module) -> None:
     """Prepare keyed masks for compiled blocks. Uncompiled blocks have the same masks."""
     masks: Masks | None = getattr(unwrapped(model), "_toque_masks", None)
