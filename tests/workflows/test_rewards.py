@@ -17,7 +17,7 @@ from toque.evaluation.rewards import Rewards
 from toque.storage.atomic import sha256_of
 
 WORDS = ["salt", "pepper", "onion", "garlic", "butter", "flour", "sugar", "egg"]
-GRPO = {"kind": "grpo", "rewards": {"mine:has_word": 1.0}, "samples": 8}
+GRPO = {"kind": "grpo", "rewards": {"kitchen_rewards:has_word": 1.0}, "samples": 8}
 MODULE = """
 import math
 
@@ -90,7 +90,7 @@ def begun(request: pytest.FixtureRequest, tmp_path_factory: Any) -> toque.RunCon
 
 @pytest.fixture(autouse=True)
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "kitchen_rewards.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -149,7 +149,9 @@ def test_penalty_measures_the_divergence(begun):
 
 
 def test_constant_reward_changes_nothing_and_says_so(begun):
-    run = train(begun, "constant", objective={"rewards": {"mine:constant": 1.0}})
+    run = train(
+        begun, "constant", objective={"rewards": {"kitchen_rewards:constant": 1.0}}
+    )
     assert all(step["equal_groups"] == 1.0 for step in steps_of(run))
 
 
@@ -169,7 +171,11 @@ def test_constant_reward_changes_nothing_and_says_so(begun):
 )
 def test_bad_rewards_name_their_prompt(begun, name, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        train(begun, f"bad-{name}", objective={"rewards": {f"mine:{name}": 1.0}})
+        train(
+            begun,
+            f"bad-{name}",
+            objective={"rewards": {f"kitchen_rewards:{name}": 1.0}},
+        )
     assert name == "missing" or "Prompt: 'Say " in str(caught.value)
 
 
@@ -183,7 +189,7 @@ def test_reward_of_a_run_folder_is_not_imported(begun, capsys):
     (run / "end.json").unlink(missing_ok=True)
     assert main(["train", str(run / "config.yaml"), "train.stop_after=6 steps"]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "mine:has_word (objective.rewards" in error
+    assert "kitchen_rewards:has_word (objective.rewards" in error
 
 
 @pytest.mark.parametrize(
@@ -209,7 +215,7 @@ def test_rewards_are_needed():
 def test_other_reward_cannot_continue_a_run(begun):
     train(begun, "changed", train={"stop_after": "2 steps"})
     with pytest.raises(Exception, match=r"objective\.rewards"):
-        train(begun, "changed", objective={"rewards": {"mine:brevity": 1.0}})
+        train(begun, "changed", objective={"rewards": {"kitchen_rewards:brevity": 1.0}})
 
 
 def test_recipe_scores_are_rewards():
