@@ -160,3 +160,14 @@ class Interrupted(ToqueError):
     """A signal stopped the run after a save. The run can continue."""
 
     exit_code = 75
+
+
+_MAX_NAMES = 3  # maximum number of names in a sentence
+
+
+def join_first(paths: Iterable[str]) -> str:
+    """Join the first few of many paths, with the number of remaining paths."""
+    paths = list(paths)
+    names = ", ".join(paths[:_MAX_NAMES])
+    n_more = len(paths) - _MAX_NAMES
+    return f"{names} and {n_more} more" if n_more > 0 else names

@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from toque.config.field_types import OF_CLASSES
 from toque.config.schema import DataConfig, RunConfig
+from toque.config.schema_methods import FROM_REWARDS
 from toque.units import Duration
 
 _RUN_FOLDERS = {"best", "checkpoints", "model", "outbox", "set-aside"}
 """Subfolders of a run folder in which the run deletes and replaces files."""
 
 
-_FROM_REWARDS = ("grpo", "best_of")
 _SETTINGS_OF_OBJECTIVES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("dpo",): ("beta", "label_smoothing", "sft_weight", "length_normalised"),
-    _FROM_REWARDS: ("rewards", "samples", "temperature", "kl"),
+    FROM_REWARDS: ("rewards", "samples", "temperature", "kl"),
 }
 """Settings of `objective`, by the kinds that use them."""
 
@@ -154,7 +154,7 @@ def _objective_conflicts(config: RunConfig) -> Iterator[Conflict]:
     if objective.kind == "sft":
         return
 
-    if objective.kind in _FROM_REWARDS:
+    if objective.learns_from_rewards:
         yield from _reward_conflicts(config)
 
     if config.model.start_from == "scratch":

@@ -51,6 +51,10 @@ class AdapterConfig(Config):
     number format of the matmuls (docs/explanation/fit-a-model.md)."""
 
 
+FROM_REWARDS = ("grpo", "best_of")
+"""Objectives with texts that the model in training generates."""
+
+
 class ObjectiveConfig(Config):
     """The loss that training minimises (docs/guides/learn-from-preferences.md)."""
 
@@ -79,6 +83,11 @@ class ObjectiveConfig(Config):
     kl: Annotated[float, Field(ge=0)] = 0.0
     """grpo and best_of: weight of the divergence from the model that the run starts from, per
     token. Above 0, a copy of that model stays in memory."""
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """True if the model generates the texts of an update."""
+        return self.kind in FROM_REWARDS
 
 
 class CyclesConfig(Config):

@@ -5,18 +5,16 @@ They are computed once, before training, so no second model is in memory.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
+from transformers import PreTrainedModel
 
 from toque.data.array_types import Ints
 from toque.data.loader.batch_stream import (
@@ -31,6 +29,7 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError
 from toque.evaluation.heldout_loss import HeldOut, RowsPerStep, pack_rows
 from toque.models.forward.loss import loss_sum
+from toque.models.lora import frozen
 from toque.reporter import SILENT, Reporter, counting
 from toque.storage.atomic import (
     atomic_file,
@@ -56,6 +55,7 @@ def find_reference(
     runtime: Runtime,
     sharing: DataParallel,
     *,
+    base_sha256: str | None,
     continues: bool,
     reporter: Reporter = SILENT,
 ) -> NDArray[np.float32]:
@@ -69,6 +69,7 @@ def find_reference(
         layout: Layout of the training batches.
         runtime: Device and precision.
         sharing: The model to train.
+        base_sha256: Hash of the weights without an adapter, if it is known.
         continues: Whether the run continues from a checkpoint.
         reporter: Receives the progress.
 
@@ -80,8 +81,10 @@ def find_reference(
         CheckpointError: The file cannot be written.
     """
     ranks = runtime.ranks
-    with sharing.full_model() as model:
-        key = _Key(weights_sha256(model), store.fingerprint)
+    with sharing.full_model() as gathered:
+        model = cast("PreTrainedModel", gathered)
+        weights = base_sha256 or frozen.base_sha256(model)
+        key = _Key(weights, store.fingerprint)
         saved: _Saved | None = _read(folder) if ranks.is_main else None
         saved = ranks.broadcast(saved)
         if saved is not None and saved[0] == key and saved[1] is not None:
@@ -100,16 +103,6 @@ def find_reference(
             folder.mkdir(parents=True, exist_ok=True)
             _write(folder, nats, key)
     return nats
-
-
-def weights_sha256(model: nn.Module) -> str:
-    """Hash the names and values of a model's weights."""
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        digest.update(name.encode())
-        values = parameter.detach().cpu().contiguous()
-        digest.update(values.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -149,7 +142,7 @@ def _compute(
     store: TokenStore,
     layout: Layout,
     runtime: Runtime,
-    model: nn.Module,
+    model: PreTrainedModel,
     reporter: Reporter,
 ) -> NDArray[np.float32]:
     """Compute the nats of all answers, divided among the ranks."""

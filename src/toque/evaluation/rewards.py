@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -99,18 +100,16 @@ def _call(
             "and run the same command to continue."
         ) from error
 
-    problem = ""
-    values = np.zeros(0)
-    try:
+    values: Floats = np.zeros(())  # not a list
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         values = np.asarray(result, np.float64)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        problem = f"returned {type(result).__name__} instead of a list of numbers"
-    if not problem and values.ndim != 1:
-        problem = f"returned {type(result).__name__} instead of a list of numbers"
-    if not problem and len(values) != len(texts):
-        problem = f"returned {len(values)} numbers for {len(texts)} texts"
+    problem = ""
     first = 0
-    if not problem and not np.isfinite(values).all():
+    if values.ndim != 1:
+        problem = f"returned {type(result).__name__} instead of a list of numbers"
+    elif len(values) != len(texts):
+        problem = f"returned {len(values)} numbers for {len(texts)} texts"
+    elif not np.isfinite(values).all():
         first = int(np.flatnonzero(~np.isfinite(values))[0])
         problem = f"returned {values[first]}"
     if problem:

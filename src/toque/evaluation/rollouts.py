@@ -15,10 +15,15 @@ from toque.batch import Batch
 from toque.config.schema import RunConfig
 from toque.config.schema_methods import ObjectiveConfig
 from toque.data.array_types import Floats
-from toque.data.loader.batch_stream import BatchStream, Step, example_keys
+from toque.data.loader.batch_stream import (
+    BatchStream,
+    ExampleLengths,
+    Step,
+    example_keys,
+)
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import Update
-from toque.data.loader.packing import RowShape, pack
+from toque.data.loader.packing import RowShape, pack, round_up
 from toque.data.store.token_column import Ids
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
@@ -33,10 +38,8 @@ from toque.training.objectives.policy_gradient import advantages, with_weights
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 
-_SEED: Final = key_of(
-    0x726F6C6C
-)  # separates these random numbers from dropout's and the sampler's
-_MULTIPLE: Final = 16  # tokens; row lengths are multiples of it
+# Separates these random numbers from dropout's and the sampler's.
+_SEED: Final = key_of(0x726F6C6C)
 
 
 @dataclass(frozen=True)
@@ -248,18 +251,20 @@ class Rollouts:
 
     def _batch(self, texts: Sequence[Text]) -> Batch:
         """Pack texts into rows of a constant shape."""
-        longest = self.settings.longest_prompt + self.settings.max_new_tokens
-        prompts = np.array([len(text.prompt) for text in texts], np.int64)
-        answers = np.array([len(text.answer) for text in texts], np.int64)
-        if self.layout.shape.source:
+        settings = self.settings
+        encoder = self.layout.shape.source > 0
+        lengths = ExampleLengths.of_sides(
+            np.array([len(text.prompt) for text in texts], np.int64),
+            np.array([len(text.answer) for text in texts], np.int64),
+            encoder=encoder,
+        )
+        shape = RowShape(0, round_up(settings.longest_prompt + settings.max_new_tokens))
+        if encoder:
             shape = RowShape(
-                _round_up(max(self.layout.shape.source, self.settings.longest_prompt)),
-                _round_up(self.settings.max_new_tokens + 1),
+                round_up(max(self.layout.shape.source, settings.longest_prompt)),
+                round_up(settings.max_new_tokens + 1),
             )
-            rows = pack(prompts, answers, shape)
-        else:
-            shape = RowShape(0, _round_up(longest))
-            rows = pack(np.zeros_like(prompts), prompts + answers - 1, shape)
+        rows = pack(lengths.source, lengths.target, shape)
         keys = example_keys(np.array([text.row for text in texts], np.int64))
         ordered = list(chain.from_iterable(rows))
         layout = replace(self.layout, examples=_Texts(texts), shape=shape, group=1)
@@ -294,10 +299,6 @@ class Rollouts:
             "equal_groups": n_equal / n_groups,
             "generation_seconds": seconds / self.ranks.world_size,
         }
-
-
-def _round_up(n: int) -> int:
-    return -(-n // _MULTIPLE) * _MULTIPLE
 
 
 class RolloutFeed:

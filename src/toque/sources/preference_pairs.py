@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 import msgspec
 import xxhash
 
-from toque.errors import ConfigError
+from toque.errors import ConfigError, join_first
 from toque.sources.conversations import (
     AFTER_LAST,
     ASSISTANT,
@@ -74,7 +74,6 @@ PROMPT_NOT_INSIDE = "the messages of chosen and rejected do not contain the prom
 SEVERAL_TURNS = "a conversation of several turns, which needs a decoder-only model"
 IMPLICIT = "prompts taken from the common beginning of chosen and rejected"
 _SIDES = (CHOSEN, REJECTED)
-_MAX_NAMES = 3  # maximum number of files in a message
 _MAX_BLOCKS = 8  # number of blocks that are searched for a first pair
 _ANSWER_MARK = re.compile(
     r"^[#* \t]*+(?:assistant|response|answer|a|tl;dr)[* \t]*+:"
@@ -478,8 +477,8 @@ def refuse_mixture(sources: Sequence[Source]) -> None:
     if not pairs or not others:
         return
     raise ConfigError(
-        f"The sources have preference pairs ({_shorten(pairs)}) and other examples "
-        f"({_shorten(others)}), but a store has only one of the two. Train on the other examples "
+        f"The sources have preference pairs ({join_first(pairs)}) and other examples "
+        f"({join_first(others)}), but a store has only one of the two. Train on the other examples "
         "first, then on the pairs with a second configuration that starts from the finished "
         "model. To imitate the chosen answers instead, name them in the source of the pairs: "
         f"{columns_in_words({'prompt': 'NAME', 'target': CHOSEN})}."
@@ -495,10 +494,3 @@ def _readers_by_file(source: Source) -> list[tuple[str, RecordReader]]:
         (file.name, source.readers.get(file.name, source.reader))
         for file in source.files
     ]
-
-
-def _shorten(names: Sequence[str]) -> str:
-    """Join the first few of many names."""
-    shown = ", ".join(names[:_MAX_NAMES])
-    n_more = len(names) - _MAX_NAMES
-    return f"{shown} and {n_more} more" if n_more > 0 else shown

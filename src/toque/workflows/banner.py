@@ -14,8 +14,8 @@ from toque.cooking.augmentation import Rewriting
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.curriculum import StagedPlan
 from toque.data.loader.epoch_plan import EpochPlan
-from toque.data.prepare.store_plan import join_first
 from toque.data.store.token_store import TokenStore
+from toque.errors import join_first
 from toque.models.flops import parameter_counts
 from toque.reporter import millions
 from toque.training.autotune import Fitted

@@ -14,15 +14,13 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig, config_sha256
 from toque.cooking.augmentation import Rewriting
-from toque.data.loader.batch_stream import BatchStream, Feed
+from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.evaluator import Evaluator, goal_of, watched_metrics
 from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.reference_nats import find_reference
-from toque.evaluation.rewards import Rewards
-from toque.evaluation.rollouts import Rollouts, RolloutSettings
 from toque.evaluation.sample_writer import SampleWriter, highlight
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import ScoresByTask
@@ -51,9 +49,6 @@ from toque.training.lr_schedules import make_schedule
 from toque.training.micro_batch import OomFallback
 from toque.training.objectives.objective import (
     Objective,
-    imitation,
-    policy,
-    preference,
 )
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.live_progress import ConsoleProgress, Summary
@@ -65,8 +60,6 @@ from toque.training.optim.factory import optimizer_of
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optimisations import (
     choose_attention,
-    choose_prefetch,
-    head_rows,
     list_disabled,
 )
 from toque.training.phases import PartClock
@@ -75,7 +68,6 @@ from toque.training.stopping import CommandClock, Interrupt, Patience
 from toque.training.strategy import PlacedModel, place_model
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
-from toque.units import Cursor
 from toque.workflows.banner import Banner, build_banner
 from toque.workflows.run_folder.continuation import is_at_end
 from toque.workflows.run_length import (
@@ -84,6 +76,7 @@ from toque.workflows.run_length import (
     predict_time,
     probing_seconds,
 )
+from toque.workflows.run_objective import build_objective, choose_feed
 from toque.workflows.trained_model.prompt_format import encode_sample_prompts
 from toque.workflows.trained_model.training_record import build_record
 
@@ -230,26 +223,11 @@ def _build_parts(
             stream.layout,
             runtime,
             placed.sharing,
+            base_sha256=placed.base_sha256,
             continues=checkpoint is not None,
             reporter=reporter,
         )
     return _Parts(config, store, runtime, placed, stream, fitted, reporter, reference)
-
-
-def _learns_from_rewards(config: RunConfig) -> bool:
-    return config.objective.kind in ("grpo", "best_of")
-
-
-def _build_objective(parts: _Parts) -> Objective:
-    """Build the objective of the updates. Every call returns its own measurements."""
-    config = parts.config
-    chunk_rows = head_rows(config.train.optimisations)
-    if _learns_from_rewards(config):
-        return policy(config.objective, parts.placed.model, chunk_rows=chunk_rows)
-    if parts.reference is None:
-        smoothing = config.optim.label_smoothing
-        return imitation(smoothing=smoothing, chunk_rows=chunk_rows)
-    return preference(config.objective, parts.reference, chunk_rows=chunk_rows)
 
 
 def model_to_train(config: RunConfig, tokens: SpecialTokens) -> ModelToTrain:
@@ -347,6 +325,9 @@ def _build_evaluator(parts: _Parts, interrupt: Interrupt) -> Evaluator:
     evaluation = config.evaluation
     sharing = parts.placed.sharing
     layout = parts.stream.layout
+    preference = None
+    if parts.reference is not None:
+        preference = build_objective(config, parts.placed.model, parts.reference)
     heldout = build_heldout(
         config,
         store,
@@ -354,7 +335,7 @@ def _build_evaluator(parts: _Parts, interrupt: Interrupt) -> Evaluator:
         parts.runtime,
         sharing=sharing,
         reporter=reporter,
-        preference=None if parts.reference is None else _build_objective(parts),
+        preference=preference,
     )
 
     n_prompts = min(evaluation.texts, evaluation.generate)
@@ -402,7 +383,7 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
     switches = train.optimisations
     callbacks = Callbacks()
 
-    objective = _build_objective(parts)
+    objective = build_objective(config, parts.placed.model, parts.reference)
     optimizer = optimizer_of(model, optim)
     totals = parts.stream.totals(train.stop_after)
     skip_step = SkipStep(**dict(optim.outliers)) if optim.outliers else None
@@ -426,8 +407,10 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
         oom_fallback=OomFallback.from_resources(
             parts.folder, resources, callbacks, rank=ranks.rank
         ),
-        prefetch=_choose_feed(parts),
-        feed_part="rollouts" if _learns_from_rewards(config) else "data_wait",
+        prefetch=choose_feed(
+            config, parts.store, parts.stream, model, parts.placed.sharing, runtime
+        ),
+        feed_part="rollouts" if config.objective.learns_from_rewards else "data_wait",
         clock=PartClock(compiling=compile_clock),
         # The session: its length, evaluations and checkpoints.
         schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
@@ -447,21 +430,6 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
     )
 
 
-def _choose_feed(parts: _Parts) -> Callable[[BatchStream, Cursor], Feed]:
-    """Choose the source of the batches: the store, or texts of the model in training."""
-    config, store = parts.config, parts.store
-    if not _learns_from_rewards(config):
-        return choose_prefetch(config.train.optimisations, parts.runtime)
-    return Rollouts(
-        store,
-        parts.stream.layout,
-        parts.placed.sharing,
-        parts.runtime.ranks,
-        Rewards.from_settings(config.objective, config.foreign_code),
-        RolloutSettings.for_run(config, store, parts.placed.model, parts.runtime),
-    ).feed
-
-
 def _build_gradient_noise(config: RunConfig) -> GradientNoise | None:
     settings = config.optim.gradient_noise
     if settings is None:
@@ -477,7 +445,7 @@ def _build_checkpoint_store(parts: _Parts) -> CheckpointStore:
     """
     config = parts.config
     keep_best = config.train.keep_best
-    if _learns_from_rewards(config) and config.train.best_by == "loss":
+    if config.objective.learns_from_rewards and config.train.best_by == "loss":
         keep_best = 0
     numerics = parts.runtime.numerics | dict(parts.placed.numerics)
     identity = RunIdentity(

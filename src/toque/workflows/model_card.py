@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.config.schema import FilesConfig
 from toque.cooking.recipe_scores import POOR
-from toque.data.prepare.store_plan import join_first
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
-from toque.errors import ConfigError
+from toque.errors import ConfigError, join_first
 from toque.evaluation.bootstrap import Estimate
 from toque.models.families import CAUSAL, family_of
 from toque.models.loading.hub import hub_name, resolve_folder

@@ -64,13 +64,18 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def plain_nats(model: Any, prompt: list[int], target: list[int]) -> Tensor:
     """Minus the log-probability of one answer by transformers alone."""
+    return token_nats(model, prompt, target).sum()
+
+
+def token_nats(model: Any, prompt: list[int], target: list[int]) -> Tensor:
+    """The same for each token of the answer."""
     prompt_ids, ids = torch.tensor([prompt]), torch.tensor([target])
     if model.config.is_encoder_decoder:
         logits = model(input_ids=prompt_ids, labels=ids).logits[0]
     else:
         both = torch.cat([prompt_ids, ids], 1)
         logits = model(input_ids=both).logits[0, len(prompt) - 1 : -1]
-    return F.cross_entropy(logits, ids[0], reduction="sum")
+    return F.cross_entropy(logits, ids[0], reduction="none")
 
 
 def plain_loss(

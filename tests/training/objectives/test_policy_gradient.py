@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tiny import EVERY_KIND, examples, make, pack
 from toque.config.schema_methods import AdapterConfig
@@ -18,7 +17,7 @@ from toque.training.objectives.policy_gradient import (
     advantages,
     with_weights,
 )
-from training.objectives.test_dpo import float64, gradients, plain_nats
+from training.objectives.test_dpo import float64, gradients, plain_nats, token_nats
 
 __all__ = ["float64"]  # the fixture of float64 applies here, too
 TEXTS = 8
@@ -38,22 +37,12 @@ def plain_loss(model: Any, reference: Any, kl: float) -> Tensor:
     for weight, (prompt, target) in zip(WEIGHTS, examples(TEXTS, seed=3), strict=True):
         total = total + float(weight) * plain_nats(model, prompt, target)
         if kl:
-            log_p = token_logps(model, prompt, target)
+            log_p = -token_nats(model, prompt, target)
             with torch.no_grad():
-                log_r = token_logps(reference, prompt, target)
+                log_r = -token_nats(reference, prompt, target)
             ratio = log_r - log_p
             total = total + kl * (ratio.exp() - 1 - ratio).sum()
     return total
-
-
-def token_logps(model: Any, prompt: list[int], target: list[int]) -> Tensor:
-    prompt_ids, ids = torch.tensor([prompt]), torch.tensor([target])
-    if model.config.is_encoder_decoder:
-        logits = model(input_ids=prompt_ids, labels=ids).logits[0]
-    else:
-        both = torch.cat([prompt_ids, ids], 1)
-        logits = model(input_ids=both).logits[0, len(prompt) - 1 : -1]
-    return -F.cross_entropy(logits, ids[0], reduction="none")
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])

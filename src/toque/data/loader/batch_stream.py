@@ -318,6 +318,11 @@ class ExampleLengths:
         target = store.target_lengths[rows].astype(np.int64)
         if spans is not None:
             prompt, target = spans.longest(prompt, target)
+        return cls.of_sides(prompt, target, encoder=encoder)
+
+    @classmethod
+    def of_sides(cls, prompt: Ints, target: Ints, *, encoder: bool) -> Self:
+        """Compute the lengths from the number of prompt and target tokens, [examples]."""
         if encoder:
             return cls(prompt, target, encoder=True)
         # A decoder does not read the last token.

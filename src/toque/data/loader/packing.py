@@ -227,8 +227,8 @@ def choose_shape(
         encoder: Whether the model has an encoder.
         at_most: Largest number of tokens per row, unless the longest example needs more.
     """
-    longest_source = _round_up(int(source.max(initial=1)))
-    longest_target = _round_up(int(target.max(initial=1)))
+    longest_source = round_up(int(source.max(initial=1)))
+    longest_target = round_up(int(target.max(initial=1)))
     if encoder:
         ratio = max(1.0, float(source.sum())) / max(1.0, float(target.sum()))
         shapes = _paired_shapes(longest_source, longest_target, ratio)
@@ -259,11 +259,11 @@ def _paired_shapes(
     for target in (longest_target, *_TARGET_LENGTHS):
         if target >= longest_target:
             for factor in _RATIO_FACTORS:
-                source = _round_up(int(target * ratio * factor))
+                source = round_up(int(target * ratio * factor))
                 shapes.add(RowShape(max(longest_source, source), target))
     return shapes
 
 
-def _round_up(n: int) -> int:
-    """Round up to a positive multiple of `_MULTIPLE`."""
+def round_up(n: int) -> int:
+    """Round up to a positive multiple of `_MULTIPLE` tokens."""
     return max(_MULTIPLE, -(-n // _MULTIPLE) * _MULTIPLE)

@@ -41,7 +41,7 @@ from toque.data.prepare.shards import (
     read_column,
     shard_folder,
 )
-from toque.data.prepare.store_plan import PrepareSettings, StorePlan, join_first
+from toque.data.prepare.store_plan import PrepareSettings, StorePlan
 from toque.data.store.store_manifest import (
     FORMAT,
     NAME,
@@ -56,7 +56,7 @@ from toque.data.store.store_manifest import (
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_training import MAX_WORD_CHARS, WORDS_CUT
-from toque.errors import DataError
+from toque.errors import DataError, join_first
 from toque.sources.own_tasks import TaskReader, class_note
 from toque.sources.preference_pairs import PREFERRED
 from toque.sources.records import (

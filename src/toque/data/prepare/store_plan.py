@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -22,7 +22,7 @@ from toque.data.tokenizer.tokenizer_folder import (
     read_folder,
     resolve_tokenizer,
 )
-from toque.errors import ConfigError, DataError
+from toque.errors import ConfigError, DataError, join_first
 from toque.sources.conversations import CONVERSATIONS
 from toque.sources.preference_pairs import refuse_mixture
 from toque.sources.records import Source, encoding_of
@@ -43,7 +43,6 @@ CODE_VERSION = 4
 """Version of the code. It increases when the same inputs give different rows, so that older stores
 are not reused.
 """
-_MAX_NAMES = 3  # maximum number of files named in a sentence
 _DESCRIPTIONS = {
     "code_version": "the version of the preparation code",
     "own_template": "the hash of the tokenizer's chat template",
@@ -458,11 +457,3 @@ def _matches(pattern: str, path: str) -> bool:
     if path == pattern or path.startswith((f"{pattern}/", f"{pattern}:")):
         return True
     return fnmatch(path, pattern) or fnmatch(path, brackets_as_names(pattern))
-
-
-def join_first(paths: Iterable[str]) -> str:
-    """Join the first few of many paths, with the number of remaining paths."""
-    paths = list(paths)
-    names = ", ".join(paths[:_MAX_NAMES])
-    n_more = len(paths) - _MAX_NAMES
-    return f"{names} and {n_more} more" if n_more > 0 else names

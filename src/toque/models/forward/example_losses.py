@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -116,6 +118,17 @@ def sum_by_example(values: Tensor, batch: Batch) -> Tensor:
     sums = values.new_zeros(batch.n_rows, most_examples(batch) + 1)
     sums.scatter_add_(1, label_segments(batch).long(), values)
     return sums[:, 1:]
+
+
+def values_by_example(values: NDArray[np.floating], batch: Batch) -> Tensor:
+    """Look up the values of the batch's examples, [R, `most_examples`] on the CPU.
+
+    `batch.example_ids` are indices into `values`. Rows with fewer examples end with zeros.
+    """
+    by_row = np.zeros((batch.n_rows, most_examples(batch)), values.dtype)
+    for row, ids in enumerate(batch.example_ids):
+        by_row[row, : len(ids)] = values[list(ids)]
+    return torch.from_numpy(by_row)
 
 
 def spread_by_example(values: Tensor, batch: Batch) -> Tensor:

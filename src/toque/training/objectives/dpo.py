@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from toque.batch import IGNORE, Batch
 from toque.config.schema_methods import ObjectiveConfig
 from toque.models.forward.example_losses import (
-    most_examples,
     spread_by_example,
     sum_by_example,
+    values_by_example,
     weighted_loss_sum,
 )
 from toque.training.objectives.measurements import Measurements
@@ -115,7 +115,7 @@ class PreferenceLoss:
         n_labels = _by_pair(sum_by_example(is_labelled, batch))
         is_pair = n_labels[..., 0] > 0  # rows with fewer pairs end with zeros
         answer_nats = _by_pair(sum_by_example(nats, batch))
-        reference_nats = _by_pair(self._reference_of(batch).to(nats))
+        reference_nats = _by_pair(values_by_example(self.reference, batch).to(nats))
         pairs = pair_losses(
             answer_nats, reference_nats, n_labels.clamp(min=1.0), self.settings
         )
@@ -125,13 +125,6 @@ class PreferenceLoss:
         loss = (pairs.losses * is_pair).sum()
         answer_weights = (pairs.weights * is_pair[..., None]).flatten(1)
         return loss, spread_by_example(answer_weights, batch) * is_labelled
-
-    def _reference_of(self, batch: Batch) -> Tensor:
-        """Look up the reference model's nats of the examples, [R, 2 P] on the CPU."""
-        values = np.zeros((batch.n_rows, most_examples(batch)), self.reference.dtype)
-        for row, ids in enumerate(batch.example_ids):
-            values[row, : len(ids)] = self.reference[list(ids)]
-        return torch.from_numpy(values)
 
 
 def _by_pair(values: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from toque.batch import IGNORE, Batch
 from toque.data.array_types import Floats
 from toque.models.forward.example_losses import (
     log_probabilities,
-    most_examples,
     spread_by_example,
+    values_by_example,
     weighted_loss_sum,
 )
 from toque.models.generation.engine import evaluating
@@ -51,10 +51,8 @@ def advantages(rewards: Floats) -> Floats:
 
 def with_weights(batch: Batch, weights: Floats) -> Batch:
     """Give every label the weight of its example. `example_ids` are indices into `weights`."""
-    values = np.zeros((batch.n_rows, most_examples(batch)), np.float32)
-    for row, ids in enumerate(batch.example_ids):
-        values[row, : len(ids)] = weights[list(ids)]
-    spread = spread_by_example(torch.from_numpy(values), batch)
+    by_example = values_by_example(weights.astype(np.float32), batch)
+    spread = spread_by_example(by_example, batch)
     return replace(batch, label_weights=spread.masked_fill(batch.labels == IGNORE, 0.0))
 
 

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from toque.config.schema import ObserveConfig
+from toque.config.schema_methods import FROM_REWARDS
 from toque.config.user_code import ForeignCode, import_user_code
 from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.errors import ConfigError, nearest_hint
@@ -290,7 +291,7 @@ class Watchers:
             trackers,
             run,
             values,
-            losses_compare=settings["objective"]["kind"] in ("sft", "dpo"),
+            losses_compare=settings["objective"]["kind"] not in FROM_REWARDS,
         )
 
     def callbacks(self, warn: Warn) -> list[Callback]:
