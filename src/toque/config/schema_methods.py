@@ -81,8 +81,8 @@ class ObjectiveConfig(Config):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """grpo and best_of: divisor of the logits when texts are generated."""
     kl: Annotated[float, Field(ge=0)] = 0.0
-    """grpo and best_of: weight of the divergence from the model that the run starts from, per
-    token. Above 0, a copy of that model stays in memory."""
+    """grpo and best_of: weight of the mean divergence per token from the model in
+    model.start_from. Above 0, a copy of that model stays in memory. An adapter shares its base."""
 
     @property
     def learns_from_rewards(self) -> bool:

@@ -30,7 +30,7 @@ from toque.data.loader.epoch_plan import (
     Update,
     Varied,
 )
-from toque.data.loader.packing import RowShape, choose_shape
+from toque.data.loader.packing import RowShape, choose_shape, computed_lengths
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import Split, TokenStore
 from toque.errors import ConfigError
@@ -318,15 +318,8 @@ class ExampleLengths:
         target = store.target_lengths[rows].astype(np.int64)
         if spans is not None:
             prompt, target = spans.longest(prompt, target)
-        return cls.of_sides(prompt, target, encoder=encoder)
-
-    @classmethod
-    def of_sides(cls, prompt: Ints, target: Ints, *, encoder: bool) -> Self:
-        """Compute the lengths from the number of prompt and target tokens, [examples]."""
-        if encoder:
-            return cls(prompt, target, encoder=True)
-        # A decoder does not read the last token.
-        return cls(np.zeros_like(prompt), prompt + target - 1, encoder=False)
+        source, target = computed_lengths(prompt, target, encoder=encoder)
+        return cls(source, target, encoder=encoder)
 
     @classmethod
     def of_pairs(cls, store: TokenStore, chosen: Ints, *, encoder: bool) -> Self:
