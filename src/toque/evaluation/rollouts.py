@@ -18,6 +18,7 @@ from toque.data.array_types import Floats
 from toque.data.loader.batch_stream import (
     BatchStream,
     ExampleLengths,
+    RewardedText,
     Step,
     example_keys,
 )
@@ -165,6 +166,7 @@ class Rollouts:
             epoch=update.epoch,
             loss_count=loss_count,
             measured=measured,
+            texts=self._best_and_worst(texts, rewards),
         )
 
     def _generate(self, rows: Sequence[int], cursor: Cursor) -> list[Text]:
@@ -269,6 +271,24 @@ class Rollouts:
         ordered = list(chain.from_iterable(rows))
         layout = replace(self.layout, examples=_Texts(texts), shape=shape, group=1)
         return layout.batch(rows, keys=keys[ordered])
+
+    def _best_and_worst(
+        self, texts: Sequence[Text], rewards: Floats
+    ) -> list[RewardedText]:
+        """Decode the best and the worst text of the first prompt. Of equal texts, decode one."""
+        if not texts:
+            return []
+        codec = self.store.codec()
+        group = rewards[0]
+        return [
+            RewardedText(
+                codec.decode(texts[i].prompt),
+                codec.decode(texts[i].answer, skip_special_tokens=True),
+                len(texts[i].answer),
+                float(group[i]),
+            )
+            for i in dict.fromkeys([int(group.argmax()), int(group.argmin())])
+        ]
 
     def _measure(
         self, texts: Sequence[Text], rewards: Floats, seconds: float
