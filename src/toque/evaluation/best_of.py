@@ -15,7 +15,7 @@ from toque.cooking.prompts import asks_for_a_recipe
 from toque.cooking.recipe_scores import NAMES, text_metrics
 from toque.errors import ConfigError, argument
 from toque.models.generation.options import GenerationOptions
-from toque.runs.history import metric_named
+from toque.runs.metric_names import metric_named
 
 LIKELIHOOD: Final = "likelihood"
 

@@ -14,7 +14,12 @@ from toque.batch import Batch
 from toque.config.schema import RunConfig
 from toque.config.schema_methods import ObjectiveConfig
 from toque.data.array_types import Floats
-from toque.data.loader.batch_stream import BatchStream, Step, example_keys
+from toque.data.loader.batch_stream import (
+    BatchStream,
+    RewardedText,
+    Step,
+    example_keys,
+)
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import Update
 from toque.data.loader.packing import RowShape, computed_lengths, pack, round_up
@@ -169,6 +174,7 @@ class Rollouts:
                 "cut_texts": totals["cut_texts"] / totals["texts"],
                 "equal_groups": totals["equal_groups"] / totals["groups"],
             },
+            texts=self._best_and_worst(texts, rewards),
         )
 
     def _generate(self, rows: Sequence[int], cursor: Cursor) -> list[Text]:
@@ -276,6 +282,24 @@ class Rollouts:
         ordered = list(chain.from_iterable(rows))
         layout = replace(self.layout, examples=_Texts(texts), shape=shape, group=1)
         return layout.batch(rows, keys=keys[ordered])
+
+    def _best_and_worst(
+        self, texts: Sequence[Text], rewards: Floats
+    ) -> list[RewardedText]:
+        """Decode the best and the worst text of the first prompt. Of equal texts, decode one."""
+        if not texts:
+            return []
+        codec = self.store.codec()
+        group = rewards[0]
+        return [
+            RewardedText(
+                codec.decode(texts[i].prompt),
+                codec.decode(texts[i].answer, skip_special_tokens=True),
+                len(texts[i].answer),
+                float(group[i]),
+            )
+            for i in dict.fromkeys([int(group.argmax()), int(group.argmin())])
+        ]
 
     def _sum_over_ranks(
         self,
