@@ -56,6 +56,16 @@ class ChatFlags(SamplingFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairFlags(SamplingFlags):
+    """Flags of `toque pairs` for texts. By default, they are samples of the model itself."""
+
+    temperature: float = 1.0
+    """randomness of the texts. 0 always chooses the most likely token."""
+    top_p: float = 1.0
+    """sample from the most likely tokens that together have this probability."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextFlags(SamplingFlags):
     """Flags of `toque generate` that apply to generated texts, but not to the choice of an answer.
 

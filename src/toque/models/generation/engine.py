@@ -96,7 +96,7 @@ def generate(
             f"{argument('max_new_tokens')} is missing; it must be at least 1."
         )
     _check_tokens(core, prompts, places)
-    limits = _limit_answers(core, prompts, options.max_new_tokens, places)
+    limits = limit_answers(core, prompts, options.max_new_tokens, places)
     # 0 requests the log-probability of the generated token only.
     n_top_logprobs = None if on_logprob is None else 0
     forms: Sequence[Constraint | None] = constraints or [None for _ in prompts]
@@ -326,7 +326,7 @@ def _check_tokens(
         )
 
 
-def _limit_answers(
+def limit_answers(
     core: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,

@@ -195,20 +195,18 @@ def generate_texts(
 
     with reporter.working(f"reading {folder}"):
         # Torch is loaded only after all arguments are checked.
-        from toque.hardware.glibc_malloc import keep_freed_memory
-        from toque.models.generation.engine import describe_emulation
-        from toque.workflows.inference.open_model import open_model
+        from toque.workflows.inference.open_model import open_to_generate
 
         adapter_folders = [
             batch.folder for batch in batches if batch.adapter is not None
         ]
-        opened = open_model(
-            folder, device=device, adapters=adapter_folders, reporter=reporter
+        opened = open_to_generate(
+            folder,
+            request.options.precision,
+            device=device,
+            adapters=adapter_folders,
+            reporter=reporter,
         )
-        if opened.model.device.type == "cpu":
-            keep_freed_memory()
-    if note := describe_emulation(request.options.precision, opened.model):
-        reporter.notice(note)
 
     texts: list[Written] = []
     for number, batch in enumerate(batches):
