@@ -33,7 +33,7 @@ from toque.workflows.first_config.source_survey import (
     total_records,
     total_tokens,
 )
-from toque.workflows.first_config.speed_trial import WRITTEN_AT_ONCE
+from toque.workflows.first_config.speed_trial import WRITING_SHARE, WRITTEN_AT_ONCE
 
 HELD_OUT_SHARE: Final = 0.05
 """Fraction of the examples to hold out, if no source is held out."""
@@ -44,9 +44,6 @@ _MAX_LOST_MINUTES: Final = 10
 _MAX_HELD_OUT: Final = 512
 _MIN_HELD_OUT: Final = 32
 _MAX_FINAL_TEXTS: Final = 16
-_WRITING: Final = 0.25
-"""Ratio of generation speed to training speed, a guess if the base is not measured
-(lab/performance.md, "Threads that wait")."""
 _FORWARD_PASSES_PER_UPDATE: Final = 3
 """Work of an update, in forward passes. An evaluation computes only the forward pass."""
 _PREFERENCE_LR: Final = 0.1
@@ -272,7 +269,7 @@ def _count_affordable_texts(survey: Survey, plan: Plan) -> tuple[int, int]:
     if plan is None:
         return _MAX_FINAL_TEXTS, WRITTEN_AT_ONCE
     seconds = plan.tokens / plan.rate
-    writing_rate = plan.writing or _WRITING * plan.rate
+    writing_rate = plan.writing or WRITING_SHARE * plan.rate
     tokens = EVALUATING * seconds * writing_rate
     affordable = math.floor(tokens / _tokens_per_record(survey))
     per_evaluation = affordable // _EVALUATIONS
