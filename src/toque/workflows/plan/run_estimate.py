@@ -150,9 +150,7 @@ def _estimate_lever(
     ratio = _update_flops(memory, changed.work) / flops
     generating = time.generation_seconds
     seconds = generating + ratio * (time.update_seconds - generating)
-    return Lever(
-        proposal.settings, memory.total, memory.fits, seconds, proposal.effect
-    )
+    return Lever(proposal.settings, memory.total, memory.fits, seconds, proposal.effect)
 
 
 def _update_flops(memory: Memory, work: Work) -> float:

@@ -180,7 +180,9 @@ def _with_texts(
     source = 0
     target = round_up(texts.longest_prompt + texts.max_tokens)
     mean_source = 0.0
-    mean_target = texts.mean_prompt + texts.mean_tokens - 1  # the last token is not read
+    mean_target = (
+        texts.mean_prompt + texts.mean_tokens - 1
+    )  # the last token is not read
     if work.row.source:
         source = round_up(max(work.row.source, texts.longest_prompt))
         target = round_up(texts.max_tokens + 1)
