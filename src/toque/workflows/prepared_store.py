@@ -276,10 +276,10 @@ def refuse_other_tokenizer(config: RunConfig) -> None:
         difference = "; ".join(tokenizer_differences(*codecs))
     if difference:
         raise ConfigError(
-            f"model.tokenizer is {model.tokenizer}, but objective.kind is {kind}, which needs the "
-            f"tokenizer of model.start_from, {model.start_from}, because the token ids of a text "
-            f"must mean the same to both models. They differ: {difference}. Set model.tokenizer to "
-            "auto, and prepare the data again."
+            f"model.tokenizer is {model.tokenizer}, which differs from the tokenizer of "
+            f"model.start_from, {model.start_from}: {difference}. The objective {kind} uses the "
+            "probabilities that this model gives to texts, so it needs the tokenizer of the model. "
+            "Set model.tokenizer to auto, and prepare the data again."
         )
 
 

@@ -77,7 +77,7 @@ def select_examples(store: TokenStore, rows: Ints, stage: StageFilters) -> Ints:
             raise ConfigError(
                 f"A stage of curriculum.stages has only examples with {description}, but the store "
                 f"{store.path} has no recipes, and only recipes have these values. Remove the "
-                "filter. Stages without filters differ only in their order."
+                "filter."
             )
         # Round the bounds like the stored values: 0.7 in float32 is less than 0.7 in float64.
         values = np.asarray(store.column(column))[rows].astype(np.float32)
