@@ -157,6 +157,14 @@ def _objective_conflicts(config: RunConfig) -> Iterator[Conflict]:
     if objective.learns_from_rewards:
         yield from _reward_conflicts(config)
 
+    data = config.data
+    if data.sources and not data.validation and data.validation_fraction == 0:
+        yield Conflict(
+            "data.validation_fraction",
+            "objective.kind",
+            f"{objective.kind} is evaluated on held-out examples. Set it to 0.1, for example, or "
+            "name held-out files in `data.validation`.",
+        )
     if config.model.start_from == "scratch":
         yield Conflict(
             "objective.kind",
