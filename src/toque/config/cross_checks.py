@@ -18,7 +18,8 @@ _RUN_FOLDERS = {"best", "checkpoints", "model", "outbox", "set-aside"}
 
 
 _SETTINGS_OF_OBJECTIVES: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("dpo",): ("beta", "label_smoothing", "sft_weight", "length_normalised"),
+    ("dpo",): ("beta", "label_smoothing", "length_normalised"),
+    ("dpo", *FROM_REWARDS): ("sft_weight",),
     FROM_REWARDS: ("rewards", "samples", "temperature", "kl"),
 }
 """Settings of `objective`, by the kinds that use them."""
@@ -207,6 +208,13 @@ def _reward_conflicts(config: RunConfig) -> Iterator[Conflict]:
             "objective.kind",
             "the texts of an update do not exist yet, so it has a number of prompts. Set "
             '`train.batch` to a number of examples such as "8 examples".',
+        )
+    if config.objective.kl and config.objective.sft_weight:
+        yield Conflict(
+            "objective.kl",
+            "objective.sft_weight",
+            "the divergence is a mean over the texts of the model, and both keep it near the data. "
+            "Set one of them to 0.",
         )
     if config.objective.kl and config.train.strategy == "fsdp":
         yield Conflict(

@@ -33,8 +33,8 @@ _DESCRIBING: Final = frozenset(
 """Stems of words in the name of an ingredient that do not identify it."""
 _ADDING: Final = frozenset(
     """
-    add arrange beat blend brush coat combine cook cream crumble dissolve dot dredge drizzle fold
-    fry garnish grate heat incorporate layer melt mix place pour put rub scatter season sift spoon
+    add arrange beat blend brush coat combine cook cream crumble dissolve dot dredge drizzle dust
+    fold fry garnish grate heat incorporate layer melt mix place pour put rub scatter season sift spoon
     spread sprinkle squeeze stir top toss whisk
     """.split()  # noqa: SIM905
 )
@@ -210,7 +210,8 @@ def requested_listed(requested: Sequence[str], recipe: ParsedRecipe) -> float | 
     lines = [{stem(word) for word in words_of(line)} for line in recipe.ingredients]
     shares = []
     for name in requested:
-        words = {stem(word) for word in words_of(name)}
+        stems = {stem(word) for word in words_of(name)}
+        words = stems - _DESCRIBING or stems
         best = max((len(words & line) for line in lines), default=0)
         shares.append(best / len(words) if words else 1.0)
     return sum(shares) / len(shares)

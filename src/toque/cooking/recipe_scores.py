@@ -400,6 +400,8 @@ def steps_listed(recipe: ParsedRecipe) -> float | None:
     return len(listed_foods) / n_foods if n_foods else None
 
 
+_FOODS_TOO = {"butter", "cheese", "corn", "egg", "noodle", "spaghetti", "tortilla"}
+"""Names of dishes that are foods in steps."""
 _NOT_FOODS = {stem(word) for word in VERB_FORMS} - {"butter", "flour", "season"} | {
     "bechamel", "crisp", "custard", "filling", "frosting", "gelatin", "glaze", "grit", "herb", "ice",
     "juice", "liquid", "muffin", "oil", "pepper", "salt", "sauce", "spice", "stock", "syrup",
@@ -416,7 +418,9 @@ def foods_listed(title: str, recipe: ParsedRecipe) -> float | None:
     if not recipe.steps:
         return None
     known = _stems_in_list(recipe) | set(map(stem, words_of(title)))
-    unlisted_words = _stems_in_steps(recipe) - known - _NAMES_DISHES - _NOT_FOODS
+    unlisted_words = (
+        _stems_in_steps(recipe) - known - (_NAMES_DISHES - _FOODS_TOO) - _NOT_FOODS
+    )
     return 1.0 / (1.0 + sum(map(_is_food, unlisted_words)))
 
 
