@@ -73,13 +73,10 @@ def test_one_step_that_names_everything_is_not_a_recipe():
     assert score(ingredients) == 0.0
 
 
-def test_weights_multiply():
+def test_mistakes_add_up():
     both = cookable({"added_once": 0.5, "oven_fits": 0.0}, is_complete=True)
-    alone = [
-        cookable({name: value}, is_complete=True)
-        for name, value in {"added_once": 0.5, "oven_fits": 0.0}.items()
-    ]
-    assert both == pytest.approx(alone[0] * alone[1])
+    mistakes = 0.5 * WEIGHTS["added_once"] + WEIGHTS["oven_fits"]
+    assert both == pytest.approx(1 / (1 + mistakes))
     assert cookable({}, is_complete=True) == 1.0
 
 

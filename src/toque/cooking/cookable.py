@@ -6,7 +6,6 @@ on half of the judgements, with weights of at least 0, gave the weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -29,7 +28,7 @@ WEIGHTS: Final = {
 
 
 def cookable(scores: Mapping[str, float], *, is_complete: bool) -> float:
-    """Combine scores: exp of minus the weighted sum of what each lacks to 1.
+    """Combine scores: 1 / (1 + the weighted sum of what each lacks to 1).
 
     Args:
         scores: Recipe scores by name. A score that is absent does not apply, and lacks nothing.
@@ -40,4 +39,4 @@ def cookable(scores: Mapping[str, float], *, is_complete: bool) -> float:
     lacking = [
         weight * (1.0 - scores.get(name, 1.0)) for name, weight in WEIGHTS.items()
     ]
-    return math.exp(-sum(lacking))
+    return 1.0 / (1.0 + sum(lacking))

@@ -22,11 +22,7 @@ _DESCRIBING: Final = frozenset(
         stem,
         ADJECTIVES
         | set(
-            """
-            all baby bottle brown can container cup extra fat fine free freshly good half halves
-            jar kosher low mix of package piece purpose pure purple quality sea semisweet style
-            table taste the to virgin with
-            """.split()
+            ["all", "baby", "bottle", "brown", "can", "container", "cup", "extra", "fat", "fine", "free", "freshly", "good", "half", "halves", "jar", "kosher", "low", "mix", "of", "package", "piece", "purpose", "pure", "purple", "quality", "sea", "semisweet", "style", "table", "taste", "the", "to", "virgin", "with"]
         ),
     )
 )
