@@ -128,9 +128,8 @@ def dish_made(title: str, recipe: ParsedRecipe) -> float | None:
     if words := _STEP_WORDS.get(dish_of_title(title)):
         verdicts.append(not words.isdisjoint(stems))
     in_list = set(words_of(" ".join(recipe.ingredients)))
-    for word in words_of(title):
-        if word in _METHODS and word not in in_list:
-            verdicts.append(_METHODS[word].search(text) is not None)
+    methods = (_METHODS.keys() & set(words_of(title))) - in_list
+    verdicts += [_METHODS[method].search(text) is not None for method in methods]
     return sum(verdicts) / len(verdicts) if verdicts else None
 
 

@@ -17,21 +17,20 @@ from toque.cooking.labels.foods import find_food
 from toque.cooking.normalised_words import words_of
 from toque.cooking.recipe import ParsedRecipe
 
-_DESCRIBING: Final = frozenset(
-    map(
-        stem,
-        ADJECTIVES
-        | set(
-            ["all", "baby", "bottle", "brown", "can", "container", "cup", "extra", "fat", "fine", "free", "freshly", "good", "half", "halves", "jar", "kosher", "low", "mix", "of", "package", "piece", "purpose", "pure", "purple", "quality", "sea", "semisweet", "style", "table", "taste", "the", "to", "virgin", "with"]
-        ),
-    )
+_OTHER_WORDS: Final = frozenset(
+    """
+    all baby bottle brown can container cup extra fat fine free freshly good half halves jar kosher
+    low mix of package piece purpose pure purple quality sea semisweet style table taste the to
+    virgin with
+    """.split()  # noqa: SIM905
 )
+_DESCRIBING: Final = frozenset(map(stem, ADJECTIVES | _OTHER_WORDS))
 """Stems of words in the name of an ingredient that do not identify it."""
 _ADDING: Final = frozenset(
     """
     add arrange beat blend brush coat combine cook cream crumble dissolve dot dredge drizzle dust
-    fold fry garnish grate heat incorporate layer melt mix place pour put rub scatter season sift spoon
-    spread sprinkle squeeze stir top toss whisk
+    fold fry garnish grate heat incorporate layer melt mix place pour put rub scatter season sift
+    spoon spread sprinkle squeeze stir top toss whisk
     """.split()  # noqa: SIM905
 )
 _ADDING_WITH: Final = frozenset(
@@ -214,9 +213,9 @@ def requested_listed(requested: Sequence[str], recipe: ParsedRecipe) -> float | 
 
 
 def steps_detailed(recipe: ParsedRecipe) -> float | None:
-    """Score the words of the steps per ingredient: 1 from `_ENOUGH_WORDS`. None without ingredients.
+    """Score the words of the steps per ingredient: 1 from `_ENOUGH_WORDS`.
 
-    A single step that names all ingredients has too few.
+    A single step that names all ingredients has too few. None without ingredients.
     """
     if not recipe.ingredients:
         return None

@@ -402,11 +402,13 @@ def steps_listed(recipe: ParsedRecipe) -> float | None:
 
 _FOODS_TOO = {"butter", "cheese", "corn", "egg", "noodle", "spaghetti", "tortilla"}
 """Names of dishes that are foods in steps."""
-_NOT_FOODS = {stem(word) for word in VERB_FORMS} - {"butter", "flour", "season"} | {
-    "bechamel", "crisp", "custard", "filling", "frosting", "gelatin", "glaze", "grit", "herb", "ice",
-    "juice", "liquid", "muffin", "oil", "pepper", "salt", "sauce", "spice", "stock", "syrup",
-    "topping", "vegetable", "water", "yolk",
-}  # fmt: skip
+_ALWAYS_THERE = frozenset(
+    """
+    bechamel crisp custard filling frosting gelatin glaze grit herb ice juice liquid muffin oil
+    pepper salt sauce spice stock syrup topping vegetable water yolk
+    """.split()  # noqa: SIM905
+)
+_NOT_FOODS = {stem(word) for word in VERB_FORMS} - {"butter", "flour"} | _ALWAYS_THERE
 """Stems in steps that are verbs, mixtures or always at hand, although the food table has them."""
 
 
