@@ -2,8 +2,8 @@
 
     python tools/make_usual_shares.py RECIPES.jsonl.gz
 
-Each line of the input has a "title" and "ingredients". Every second recipe is counted. For each dish
-and food, the table has the 3rd and 97th percentiles of the food's share of the weight of all
+Each line of the input has a "title" and "ingredients". Every second recipe is counted. For each
+dish and food, the table has the 3rd and 97th percentiles of the food's share of the weight of all
 ingredients. The dish "*" stands for all dishes.
 """
 

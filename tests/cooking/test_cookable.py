@@ -28,8 +28,9 @@ GOOD = """Ingredients:
 - 1/2 cup heavy cream
 
 Instructions:
-1. Heat the olive oil in a pot over medium heat. Cook the onion in the hot oil until soft, about 5 minutes.
-2. Add the tomatoes and chicken broth and simmer for 20 minutes. Puree the soup and stir in the cream."""
+1. Heat the olive oil in a pot. Cook the onion in the hot oil until soft, about 5 minutes.
+2. Add the tomatoes and chicken broth and simmer for 20 minutes.
+3. Puree the soup and stir in the cream."""
 
 
 def recipe(ingredients: str, steps: str) -> ParsedRecipe:

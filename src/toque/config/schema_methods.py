@@ -68,9 +68,9 @@ class ObjectiveConfig(Config):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo: share of the pairs that are assumed to be the wrong way round (Mitchell 2023)."""
     sft_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of imitation, added to the loss. dpo: the chosen answer's cross-entropy per token (Pang
-    et al. 2024); 1 keeps the probability of chosen answers from falling. grpo and best_of: the
-    cross-entropy per token of the prompts' targets in the data; it keeps the held-out loss from
+    """Weight of imitation, added to the loss. dpo: the chosen answer's cross-entropy per token
+    (Pang et al. 2024); 1 keeps the probability of chosen answers from falling. grpo and best_of:
+    the cross-entropy per token of the prompts' targets in the data; it keeps the held-out loss from
     rising."""
     length_normalised: bool = False
     """dpo: divide the log-probability of an answer by its number of tokens."""
