@@ -189,6 +189,7 @@ def test_what_a_prompt_asked_for_decides_what_is_scored():
     assert set(scores) - set(bare) == {
         "ingredient_coverage",
         "hallucinated_ingredients",
+        "requested_listed",
     }
     many = "Generate recipe for: Soup using ingredients: " + ", ".join(
         f"food {i}" for i in range(20)

@@ -9,6 +9,7 @@ from tiny import model_of, stream_of, uneven_examples
 from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut, RowsPerStep
 from toque.models.forward.loss import loss_sum
+from toque.training.objectives.objective import Objective
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
@@ -27,8 +28,9 @@ def test_where_memory_runs_out_the_loss_is_that_of_fewer_rows(family):
 
     def heldout(loss, at_once):
         device = torch.device("cpu")
+        objective = Objective(loss)
         return HeldOut(
-            layout, rows, loss, nullcontext, device, 2, rows_per_step=at_once
+            layout, rows, objective, nullcontext, device, 2, rows_per_step=at_once
         )
 
     found = heldout(short, RowsPerStep(8, said.append))
@@ -47,6 +49,7 @@ def test_a_single_row_that_does_not_fit_is_refused():
     def none(_model, _batch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    heldout = HeldOut(layout, [(0,), (1,)], none, nullcontext, torch.device("cpu"), 2)
+    device = torch.device("cpu")
+    heldout = HeldOut(layout, [(0,), (1,)], Objective(none), nullcontext, device, 2)
     with pytest.raises(ConfigError, match=r"One row of held-out examples.*2 GiB"):
         heldout(model_of("gpt2"))

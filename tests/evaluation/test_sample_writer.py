@@ -1,12 +1,19 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
+from fixtures.updates import update
+from toque.data.loader.batch_stream import RewardedText
 from toque.evaluation.evaluator import Evaluation
-from toque.evaluation.sample_writer import SampleWriter, highlight
+from toque.evaluation.sample_writer import (
+    SampleWriter,
+    format_rewarded,
+    highlight,
+)
 from toque.evaluation.text_samples import Sample
-from toque.reporter import SILENT, LogReporter
+from toque.reporter import SILENT, LogReporter, Reporter
 from toque.units import Progress
 
 SCORES = {"recipe_score": 0.75, "form": 1.0}
@@ -87,6 +94,58 @@ def test_scores_are_shown_with_their_change_and_what_the_run_goes_by_always(tmp_
         "  evaluated in 2.0 s, 1.0 s of it for texts",
     ]
     assert warned == [(2, "scores of texts: mine:f KeyError: 3")]
+
+
+class Shown(Reporter):
+    """A reporter with narrow lines that keeps notices."""
+
+    columns = 60
+
+    def __init__(self):
+        self.notices = []
+
+    def notice(self, text):
+        self.notices.append(text)
+
+
+def test_best_and_worst_text_of_the_newest_update_are_shown_and_kept(tmp_path):
+    shown = Shown()
+    writer = writer_of(tmp_path, shown)
+    old = RewardedText("Say egg", "egg", 1, 1.0)
+    best = RewardedText("Say salt", "salt\n" + "and pepper " * 20, 42, 1.5)
+    worst = RewardedText("Say salt", "", 1, -0.25)
+    for texts in ([old], [best, worst]):
+        writer.on_step(replace(update(1), texts=texts))
+    writer.on_evaluate(Progress(step=7), {})
+    first, second = shown.notices
+    assert first.startswith(
+        '         best text for "Say salt", reward 1.5000: salt and'
+    )
+    assert len(first) <= 60
+    assert second == "         worst text, reward -0.2500: (nothing)"
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines()[-2:]
+    assert [json.loads(line) for line in lines] == [
+        {"step": 7, "prompt": "Say salt", "text": text.text, "tokens": text.tokens,
+         "metrics": {"reward": text.reward}}
+        for text in (worst, best)
+    ]  # fmt: skip
+
+
+def test_one_text_stands_for_equal_rewards():
+    text = RewardedText("Say salt", "egg", 1, 0.0)
+    (line,) = format_rewarded([text], columns=80)
+    assert line.strip() == 'every text for "Say salt" has the same, reward 0.0000: egg'
+    assert format_rewarded([], columns=80) == []
+
+
+def test_row_of_pairs_has_their_accuracy():
+    pairs = Evaluation(
+        metrics={"loss": 0.5, "rewards/accuracies": 0.75},
+        texts={"recipe_score": 0.25},
+        held_out=[HELD_OUT],
+    )
+    assert highlight(pairs) == ("accuracy of pairs", 0.75, HELD_OUT.text)
+    assert highlight(pairs, ["recipe_score"]) == ("recipe score", 0.25, HELD_OUT.text)
 
 
 def test_a_row_has_the_score_that_the_run_selects_by_and_a_text_of_the_users_prompts_first():

@@ -14,7 +14,7 @@ from tiny import EOS, FAMILIES, PAD, shape_yaml, stream_of, uneven_examples
 from tiny import examples as some_examples
 from toque.cli import main
 from toque.evaluation.heldout_loss import HeldOut, RowsPerStep
-from toque.models.forward.loss import loss_sum
+from toque.training.objectives.objective import imitation
 from written import generate
 
 CONFIG = """
@@ -75,6 +75,6 @@ def test_rows_of_an_evaluation_change_nothing(device):
         stream_of(uneven_examples(96), "gpt2").layout,
         [(i,) for i in range(96)],
     )
-    few = HeldOut(layout, rows, loss_sum, nullcontext, device, rows_per_batch=2)
+    few = HeldOut(layout, rows, imitation(), nullcontext, device, rows_per_batch=2)
     many = replace(few, rows_per_step=RowsPerStep(64))
     assert many(model)["loss"] == pytest.approx(few(model)["loss"], rel=1e-6)

@@ -1,18 +1,21 @@
 """Runs that learn from rewards of generated texts."""
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import toque
 from fixtures.kitchens import TINY, StopAt
 from tiny import shape_of
 from toque.cli import main
 from toque.config.dump import to_yaml
-from toque.errors import ConfigError
+from toque.errors import CheckpointError, ConfigError
 from toque.evaluation.rewards import Rewards
 from toque.storage.atomic import sha256_of
 
@@ -119,16 +122,55 @@ def test_obvious_reward_is_learnt(begun, kind):
     assert np.mean(rewards[-10:]) > np.mean(rewards[:3]) + 0.1
 
 
-def test_continued_run_has_the_same_weights(begun):
-    whole = train(begun, "whole")
-    stopped = train(begun, "stopped", callbacks=[StopAt(2)])
-    train(begun, "stopped")
-    names = ("reward", "loss", "entropy", "text_tokens")
+def weights_of(run: Path) -> str:
+    return sha256_of(run / "model/model.safetensors")
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_continued_run_has_the_same_weights(begun, kl):
+    whole = train(begun, f"whole-{kl}", objective={"kl": kl})
+    stopped = train(begun, f"stopped-{kl}", objective={"kl": kl}, callbacks=[StopAt(2)])
+    assert len(steps_of(stopped)) == 2
+    train(begun, f"stopped-{kl}", objective={"kl": kl})
+    names = ["reward", "loss", "entropy", "text_tokens", *(["kl"] if kl else [])]
     assert [[s[n] for n in names] for s in steps_of(stopped)] == [
         [s[n] for n in names] for s in steps_of(whole)
     ]
-    files = [run / "model/model.safetensors" for run in (whole, stopped)]
-    assert sha256_of(files[0]) == sha256_of(files[1])
+    assert weights_of(whole) == weights_of(stopped)
+
+
+def test_recomputed_blocks_do_not_change_the_reference(begun):
+    usual = train(begun, "saved", objective={"kl": 0.5})
+    settings = {"stop_after": "4 steps", "gradient_checkpointing": True}
+    recomputed = train(begun, "recomputed", objective={"kl": 0.5}, train=settings)
+    assert [s["kl"] for s in steps_of(recomputed)] == [s["kl"] for s in steps_of(usual)]
+    assert weights_of(recomputed) == weights_of(usual)
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_changed_start_weights_are_refused_if_they_are_the_reference(begun, kl):
+    start = Path(begun.model.start_from)
+    model = start.parent.parent / f"moved-{kl}"
+    shutil.copytree(start, model)
+    section = begun.model.model_copy(update={"start_from": str(model)})
+    config = begun.model_copy(update={"model": section})
+    length = {"stop_after": "2 steps"}
+    train(config, f"other-start-{kl}", objective={"kl": kl}, train=length)
+
+    weights = model / "model.safetensors"
+    tensors = load_file(weights)
+    first = next(iter(tensors))
+    save_file(tensors | {first: tensors[first] * 1.5}, weights, {"format": "pt"})
+    again = partial(train, config, f"other-start-{kl}", objective={"kl": kl})
+    if kl:
+        with pytest.raises(CheckpointError, match="the weights there have changed"):
+            again()
+        shutil.rmtree(model)
+        with pytest.raises(ConfigError, match=f"moved-{kl}"):
+            again()
+    else:
+        again()  # checkpoints have all weights
+        assert len(steps_of(Path(config.run_dir).parent / f"other-start-{kl}")) == 4
 
 
 def test_micro_batches_do_not_change_the_update(begun):
@@ -149,10 +191,24 @@ def test_penalty_measures_the_divergence(begun):
 
 
 def test_constant_reward_changes_nothing_and_says_so(begun):
-    run = train(
-        begun, "constant", objective={"rewards": {"kitchen_rewards:constant": 1.0}}
-    )
+    constant = {"rewards": {"kitchen_rewards:constant": 1.0}, "samples": 2}
+    length = {"stop_after": "11 steps", "batch": "2 examples"}
+    run = train(begun, "constant", objective=constant, train=length)
     assert all(step["equal_groups"] == 1.0 for step in steps_of(run))
+    events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    (warning,) = [event for event in events if event["event"] == "warning"]
+    assert (warning["step"], "learns nothing" in warning["message"]) == (10, True)
+
+
+def test_best_and_worst_text_of_an_update_are_samples(begun):
+    length = {"stop_after": "4 steps", "evaluate_every": "2 steps"}
+    run = train(begun, "shown", train=length)
+    samples = map(json.loads, (run / "samples.jsonl").read_text().splitlines())
+    rewarded = [s for s in samples if "reward" in s["metrics"]]
+    assert {s["step"] for s in rewarded} == {2, 4}
+    for sample in rewarded:
+        word = sample["prompt"].split()[-1]
+        assert sample["metrics"]["reward"] == float(word in sample["text"].split())
 
 
 @pytest.mark.parametrize(
@@ -212,10 +268,36 @@ def test_rewards_are_needed():
         toque.configure(usual, objective={"kind": "grpo"})
 
 
-def test_other_reward_cannot_continue_a_run(begun):
-    train(begun, "changed", train={"stop_after": "2 steps"})
-    with pytest.raises(Exception, match=r"objective\.rewards"):
-        train(begun, "changed", objective={"rewards": {"kitchen_rewards:brevity": 1.0}})
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (
+            {"kitchen_rewards:brevity": 1.0},
+            r"kitchen_rewards:has_word: 1\.0 -> None; .*:brevity: None -> 1\.0",
+        ),
+        ({"kitchen_rewards:has_word": 0.5}, r"kitchen_rewards:has_word: 1\.0 -> 0\.5"),
+    ],
+)
+def test_other_reward_cannot_continue_a_run(begun, rewards, message):
+    name = f"changed-{len(message)}"
+    run = train(begun, name, train={"stop_after": "2 steps"})
+    before = sha256_of(run / "metrics.jsonl")
+    with pytest.raises(CheckpointError, match=rf"objective\.rewards\.{message}"):
+        train(begun, name, objective={"rewards": rewards})
+    assert sha256_of(run / "metrics.jsonl") == before
+
+
+def test_cut_prompts_are_counted_once(begun):
+    folder = Path(begun.run_dir).parent
+    data = begun.data.model_dump(mode="json")
+    data |= {"store": str(folder / "cut"), "max_prompt_tokens": 4}
+    config = begun.model_copy(update={"data": type(begun.data)(**data)})
+    run = train(config, "cut", train={"stop_after": "2 steps"})
+    log = (run / "metrics.jsonl").read_text()
+    assert log.count("of 200 prompts were cut to 4 tokens") == 1
+    assert (
+        "prompts were cut" not in (train(begun, "uncut") / "metrics.jsonl").read_text()
+    )
 
 
 def test_recipe_scores_are_rewards():

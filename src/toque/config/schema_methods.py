@@ -68,8 +68,10 @@ class ObjectiveConfig(Config):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo: share of the pairs that are assumed to be the wrong way round (Mitchell 2023)."""
     sft_weight: Annotated[float, Field(ge=0)] = 0.0
-    """dpo: weight of the chosen answer's cross-entropy per token, added to the loss (Pang et al.
-    2024). 1 keeps the probability of chosen answers from falling."""
+    """Weight of imitation, added to the loss. dpo: the chosen answer's cross-entropy per token
+    (Pang et al. 2024); 1 keeps the probability of chosen answers from falling. grpo and best_of:
+    the cross-entropy per token of the prompts' targets in the data; it keeps the held-out loss from
+    rising."""
     length_normalised: bool = False
     """dpo: divide the log-probability of an answer by its number of tokens."""
     rewards: dict[RewardName, Annotated[float, Predicate(math.isfinite)]] = {}  # noqa: RUF012
@@ -81,8 +83,8 @@ class ObjectiveConfig(Config):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """grpo and best_of: divisor of the logits when texts are generated."""
     kl: Annotated[float, Field(ge=0)] = 0.0
-    """grpo and best_of: weight of the divergence from the model that the run starts from, per
-    token. Above 0, a copy of that model stays in memory."""
+    """grpo and best_of: weight of the mean divergence per token from the model in
+    model.start_from. Above 0, a copy of that model stays in memory. An adapter shares its base."""
 
     @property
     def learns_from_rewards(self) -> bool:

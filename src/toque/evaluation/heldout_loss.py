@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
@@ -34,12 +34,10 @@ from toque.errors import ConfigError, Interrupted
 from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.keyed_random import key_of, permute
 from toque.models.forward.example_losses import nats_by_example
-from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import evaluating
 from toque.reporter import Count, uncounted
 from toque.training.distributed.data_parallel import DataParallel, LossFn
-from toque.training.objectives.measurements import Measurements
-from toque.training.objectives.objective import Objective, count_targets, imitation
+from toque.training.objectives.objective import Objective, imitation
 from toque.training.runtime import Runtime
 
 T = TypeVar("T")
@@ -89,8 +87,8 @@ class HeldOut:
     layout: Layout
     rows: Sequence[Sequence[int]]
     """Store rows in each packed row."""
-    loss_sum: Callable[[nn.Module, Batch], Tensor]
-    """Function from model and batch to the sum of nats over the targets."""
+    objective: Objective
+    """Loss of the examples: the nats of the targets, or the loss of pairs."""
     autocast: Callable[[], AbstractContextManager[object]]
     device: torch.device
     rows_per_batch: int = 8
@@ -107,10 +105,6 @@ class HeldOut:
     """True if all ranks compute together. A rank without a batch computes an unlabelled batch."""
     n_bytes: int = 0
     """UTF-8 bytes of all target texts, or 0 if the targets are not complete texts."""
-    count: Callable[[Batch], int] = count_targets
-    """Divisor of `loss_sum`: target tokens or pairs."""
-    measurements: Measurements = field(default_factory=Measurements)
-    """Additional sums of `loss_sum`. Only pairs have them."""
 
     @property
     def n_examples(self) -> int:
@@ -162,10 +156,10 @@ class HeldOut:
         if preference is not None:
             packed_rows = list(map(with_rejected, packed_rows))
             group = 2
-        compute_loss = objective.loss_fn
         in_step = False
         if sharing is not None and sharing.is_sharded:
-            compute_loss = partial(_loss_of_shards, sharing, compute_loss)
+            loss_fn = partial(_loss_of_shards, sharing, objective.loss_fn)
+            objective = replace(objective, loss_fn=loss_fn)
             in_step = True
         rows_per_batch = usual_rows(shape.tokens)
         rows_per_step = rows_per_batch
@@ -175,7 +169,7 @@ class HeldOut:
             layout=replace(trained, examples=examples, shape=shape, group=group),
             rows=packed_rows,
             weights=weights,
-            loss_sum=compute_loss,
+            objective=objective,
             autocast=runtime.autocast,
             device=runtime.device,
             rows_per_batch=rows_per_batch,
@@ -184,14 +178,12 @@ class HeldOut:
             total=runtime.ranks.all_reduce_sum,
             in_step=in_step,
             n_bytes=n_bytes,
-            count=objective.count,
-            measurements=objective.measurements,
         )
 
     def alone(self) -> HeldOut:
         """Return the same examples for an evaluation of the entire model in this process."""
         return replace(
-            self, loss_sum=loss_sum, in_step=False, share=(0, 1), total=tuple
+            self, objective=imitation(), in_step=False, share=(0, 1), total=tuple
         )
 
     def __call__(
@@ -214,16 +206,14 @@ class HeldOut:
             local_sums = self._sum_local_batches(model, on_progress)
             is_interrupted = False
 
-        measured = []
-        if self.measurements.names:
-            measured = self.measurements.sums.tolist()
+        names = self.objective.measurements.names
+        measured = self.objective.measurements.sums.tolist() if names else []
         totals = self.total((*local_sums, is_interrupted, *measured))
         total_loss, weighted_count, n_targets, nats, n_interrupted, *measured = totals
         if n_interrupted:
             raise Interrupted(LEFT)
         loss = total_loss / weighted_count
         metrics = {"loss": loss, "target_tokens": int(n_targets)}
-        names = self.measurements.names
         if names:
             n_pairs = self.n_examples / 2
             means = {n: v / n_pairs for n, v in zip(names, measured, strict=True)}
@@ -240,15 +230,16 @@ class HeldOut:
         rank, ranks = self.share
         n_examples = self.n_examples
         sums = np.zeros(4)
-        self.measurements.clear(self.device)
+        objective = self.objective
+        objective.measurements.clear(self.device)
         done = 0
         on_progress(0, n_examples)
         batches = self._batches()
         local_batches = batches[rank::ranks]
-        computed = self._compute_all(local_batches, partial(self.loss_sum, model))
+        computed = self._compute_all(local_batches, partial(objective.loss_fn, model))
         for weight, batch, batch_loss in computed:
             loss = float(batch_loss)
-            weighted_count = weight * self.count(batch)
+            weighted_count = weight * objective.count(batch)
             sums += weight * loss, weighted_count, batch.n_targets, loss
             done += ranks * sum(map(len, batch.example_ids))
             on_progress(min(done, n_examples), n_examples)
@@ -258,7 +249,7 @@ class HeldOut:
         if self.in_step and 0 < n_last <= rank:
             empty = self.layout.batch(batches[0][1]).unlabelled()
             with self.autocast():
-                self.loss_sum(model, empty.to(self.device))
+                objective.loss_fn(model, empty.to(self.device))
             on_progress(n_examples, n_examples)
         return sums.tolist()
 

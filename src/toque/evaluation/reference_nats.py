@@ -28,7 +28,6 @@ from toque.data.loader.packing import RowShape, choose_shape
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError
 from toque.evaluation.heldout_loss import HeldOut, RowsPerStep, pack_rows
-from toque.models.forward.loss import loss_sum
 from toque.models.lora import frozen
 from toque.reporter import SILENT, Reporter, counting
 from toque.storage.atomic import (
@@ -40,6 +39,7 @@ from toque.storage.atomic import (
 )
 from toque.storage.json_files import read_json
 from toque.training.distributed.data_parallel import DataParallel
+from toque.training.objectives.objective import imitation
 from toque.training.runtime import Runtime
 
 REFERENCE: Final = "reference.npy"
@@ -156,7 +156,7 @@ def _compute(
     answers = HeldOut(
         layout=replace(layout, shape=shape, group=1),
         rows=packed[ranks.rank :: ranks.world_size],
-        loss_sum=loss_sum,
+        objective=imitation(),
         autocast=runtime.autocast,
         device=runtime.device,
         rows_per_step=RowsPerStep(usual_rows(shape.tokens), reporter.notice),

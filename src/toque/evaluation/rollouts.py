@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,13 +16,13 @@ from toque.config.schema_methods import ObjectiveConfig
 from toque.data.array_types import Floats
 from toque.data.loader.batch_stream import (
     BatchStream,
-    ExampleLengths,
+    RewardedText,
     Step,
     example_keys,
 )
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import Update
-from toque.data.loader.packing import RowShape, pack, round_up
+from toque.data.loader.packing import RowShape, computed_lengths, pack, round_up
 from toque.data.store.token_column import Ids
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
@@ -134,38 +133,59 @@ class Rollouts:
         return RolloutFeed(self, batches, cursor)
 
     def step(self, cursor: Cursor, update: Update) -> Step:
-        """Generate the texts of an update, score them, and give them weights."""
-        started = time.perf_counter()
+        """Generate the texts of an update, score them, and give them weights.
+
+        The batch has the texts with a weight. With `kl` it has all texts, because the divergence is
+        a mean over the texts of the model. With `sft_weight` it also has the target of each prompt.
+        """
+        objective = self.settings.objective
         rows = list(chain.from_iterable(update.rows))
-        own_rows = rows[self.ranks.rank :: self.ranks.world_size]
-        texts = self._generate(own_rows, cursor)
-        seconds = time.perf_counter() - started
-
-        samples = self.settings.objective.samples
-        rewards = self._score(texts).reshape(-1, samples)
+        rank_rows = rows[self.ranks.rank :: self.ranks.world_size]
+        texts = self._generate(rank_rows, cursor)
+        rewards = self._score(texts).reshape(-1, objective.samples)
         weights = self._weigh(rewards).ravel()
-        used = np.flatnonzero(weights)
-        batch = with_weights(self._batch([texts[i] for i in used]), weights[used])
-        n_learnt = sum(len(texts[i].answer) for i in used)
-        measured = self._measure(texts, rewards, seconds)
+        in_batch = weights != 0.0
+        if objective.kl:
+            in_batch[:] = True
+        indices = np.flatnonzero(in_batch)
+        targets = self._targets(rank_rows) if objective.sft_weight else []
+        batch = self._batch([*(texts[i] for i in indices), *targets])
+        totals = self._sum_over_ranks(texts, targets, rewards, weights, batch)
 
-        counts = [batch.n_tokens, n_learnt, len(texts)]
-        n_tokens, n_targets, n_texts = map(int, self.ranks.all_reduce_sum(counts))
-        loss_count = max(1, n_targets)
-        if self.settings.objective.kind == "grpo":
-            # A constant: dividing by the generated tokens would favour short bad texts.
-            loss_count = n_texts * self.settings.max_new_tokens
+        n_targets = int(totals["targets"])
+        divisor = max(1.0, totals["weighted_tokens"])
+        if objective.kind == "grpo":
+            divisor = totals["texts"] * self.settings.max_new_tokens
+        imitation = objective.sft_weight / max(1.0, totals["imitated_tokens"])
+        in_loss = [weights[indices] / divisor, np.full(len(targets), imitation)]
         return Step(
-            batch=batch,
+            # The trainer divides by the targets of the update.
+            batch=with_weights(batch, np.concatenate(in_loss) * n_targets),
             cursor=update.cursor,
             n_targets=n_targets,
-            n_tokens=n_tokens,
+            n_tokens=int(totals["tokens"]),
             n_examples=len(rows),
             n_computed=batch.n_computed,
             epoch=update.epoch,
-            loss_count=loss_count,
-            measured=measured,
+            loss_count=max(1, n_targets),
+            measured={
+                "reward": totals["reward"] / totals["texts"],
+                "reward_std": totals["reward_std"],
+                "text_tokens": totals["text_tokens"] / totals["texts"],
+                "entropy": totals["nats"] / max(1.0, totals["text_tokens"]),
+                "cut_texts": totals["cut_texts"] / totals["texts"],
+                "equal_groups": totals["equal_groups"] / totals["groups"],
+            },
+            texts=self._best_and_worst(texts, rewards),
         )
+
+    def _targets(self, rows: Sequence[int]) -> list[Text]:
+        """Read the target in the data of each prompt."""
+        sides = [(row, *self.store.prompt_and_answer(row)) for row in rows]
+        return [
+            Text(row, prompt, answer, is_ended=True, nats=0.0)
+            for row, prompt, answer in sides
+        ]
 
     def _generate(self, rows: Sequence[int], cursor: Cursor) -> list[Text]:
         """Generate the texts of each prompt, in the order of the prompts."""
@@ -173,8 +193,8 @@ class Rollouts:
         samples = settings.objective.samples
         codec = self.store.codec()
         prompts = [self.store.prompt_and_answer(row)[0] for row in rows]
-        asked = [prompt.tolist() for prompt in prompts for _ in range(samples)]
-        nats = np.zeros(len(asked))
+        repeated = [prompt.tolist() for prompt in prompts for _ in range(samples)]
+        nats = np.zeros(len(repeated))
 
         def on_logprob(number: int, logprob: float) -> None:
             nats[number] -= logprob
@@ -189,7 +209,7 @@ class Rollouts:
         with self.sharing.full_model() as model:
             answers = generate(
                 model,
-                asked,
+                repeated,
                 options,
                 eos_id=codec.end_ids,
                 pad_id=codec.pad_id,
@@ -253,52 +273,101 @@ class Rollouts:
         """Pack texts into rows of a constant shape."""
         settings = self.settings
         encoder = self.layout.shape.source > 0
-        lengths = ExampleLengths.of_sides(
+        source, target = computed_lengths(
             np.array([len(text.prompt) for text in texts], np.int64),
             np.array([len(text.answer) for text in texts], np.int64),
             encoder=encoder,
         )
-        shape = RowShape(0, round_up(settings.longest_prompt + settings.max_new_tokens))
+        longest_source, longest_target = computed_lengths(
+            np.array([settings.longest_prompt]),
+            np.array([settings.max_new_tokens]),
+            encoder=encoder,
+        )
+        shape = RowShape(0, round_up(int(longest_target[0])))
         if encoder:
-            shape = RowShape(
-                round_up(max(self.layout.shape.source, settings.longest_prompt)),
-                round_up(settings.max_new_tokens + 1),
-            )
-        rows = pack(lengths.source, lengths.target, shape)
+            n_source = max(self.layout.shape.source, round_up(int(longest_source[0])))
+            shape = RowShape(n_source, shape.target)
+        rows = pack(source, target, shape)
         keys = example_keys(np.array([text.row for text in texts], np.int64))
         ordered = list(chain.from_iterable(rows))
         layout = replace(self.layout, examples=_Texts(texts), shape=shape, group=1)
         return layout.batch(rows, keys=keys[ordered])
 
-    def _measure(
-        self, texts: Sequence[Text], rewards: Floats, seconds: float
-    ) -> Mapping[str, float]:
-        """Compute the means over all texts of the update, on all ranks together."""
-        lengths = np.array([len(text.answer) for text in texts])
-        is_equal = np.ptp(rewards, axis=1) == 0.0 if len(rewards) else np.zeros(0)
-        sums = [
-            float(len(texts)),
-            float(rewards.sum()),
-            float((rewards**2).sum()),
-            float(lengths.sum()),
-            float(sum(not text.is_ended for text in texts)),
-            sum(text.nats for text in texts),
-            float(len(rewards)),
-            float(is_equal.sum()),
-            seconds,
+    def _best_and_worst(
+        self, texts: Sequence[Text], rewards: Floats
+    ) -> list[RewardedText]:
+        """Decode the best and the worst text of the first prompt. Of equal texts, decode one."""
+        if not texts:
+            return []
+        codec = self.store.codec()
+        group = rewards[0]
+        return [
+            RewardedText(
+                codec.decode(texts[i].prompt),
+                codec.decode(texts[i].answer, skip_special_tokens=True),
+                len(texts[i].answer),
+                float(group[i]),
+            )
+            for i in dict.fromkeys([int(group.argmax()), int(group.argmin())])
         ]
-        totals = self.ranks.all_reduce_sum(sums)
-        n, reward, squares, n_tokens, n_cut, nats, n_groups, n_equal, seconds = totals
-        mean = reward / n
-        return {
-            "reward": mean,
-            "reward_std": max(0.0, squares / n - mean**2) ** 0.5,
-            "text_tokens": n_tokens / n,
-            "entropy": nats / n_tokens if n_tokens else 0.0,
-            "cut_texts": n_cut / n,
-            "equal_groups": n_equal / n_groups,
-            "generation_seconds": seconds / self.ranks.world_size,
+
+    def _sum_over_ranks(
+        self,
+        texts: Sequence[Text],
+        targets: Sequence[Text],
+        rewards: Floats,
+        weights: Floats,
+        batch: Batch,
+    ) -> Mapping[str, float]:
+        """Sum the counts of an update over all ranks. `reward_std` is a standard deviation."""
+        lengths = np.array([len(text.answer) for text in texts])
+        mean = rewards.mean() if len(texts) else 0.0
+        is_equal = np.ptp(rewards, axis=1) == 0.0 if len(texts) else np.zeros(0)
+        sums = {
+            "texts": len(texts),
+            "reward": rewards.sum(),
+            "squared_deviations": ((rewards - mean) ** 2).sum(),
+            "text_tokens": lengths.sum(),
+            "weighted_tokens": lengths[weights != 0.0].sum(),
+            "imitated_tokens": sum(len(target.answer) for target in targets),
+            "nats": sum(text.nats for text in texts),
+            "cut_texts": sum(not text.is_ended for text in texts),
+            "groups": len(rewards),
+            "equal_groups": is_equal.sum(),
+            "tokens": batch.n_tokens,
+            "targets": batch.n_targets,
         }
+        # Each rank fills its own row, so that one all-reduce gathers the numbers of all ranks.
+        by_rank = np.zeros((self.ranks.world_size, len(sums)))
+        by_rank[self.ranks.rank] = [*sums.values()]
+        gathered = self.ranks.all_reduce_sum(by_rank.ravel().tolist())
+        columns = dict(zip(sums, np.reshape(gathered, by_rank.shape).T, strict=True))
+        deviation = pooled_deviation(
+            columns["texts"], columns["reward"], columns["squared_deviations"]
+        )
+        totals = {name: float(column.sum()) for name, column in columns.items()}
+        return totals | {"reward_std": deviation}
+
+
+def pooled_deviation(counts: Floats, sums: Floats, squared_deviations: Floats) -> float:
+    """Compute the standard deviation of the values in several groups together.
+
+    The squares of large values would lose the digits of a small deviation (Chan, Golub and LeVeque
+    1983, "Algorithms for computing the sample variance", equation 2.1).
+
+    Args:
+        counts: Number of values in each group, [groups]. At least one is not 0.
+        sums: Sums of the values, [groups].
+        squared_deviations: Sums of the squared deviations from the mean of the group, [groups].
+
+    >>> pooled_deviation(np.array([2.0, 1.0]), np.array([4.0, 5.0]), np.array([2.0, 0.0]))
+    1.632993161855452
+    """
+    mean = sums.sum() / counts.sum()
+    group_means = sums / np.maximum(counts, 1.0)
+    between_groups = counts * (group_means - mean) ** 2
+    variance = (squared_deviations + between_groups).sum() / counts.sum()
+    return float(np.sqrt(variance))
 
 
 class RolloutFeed:

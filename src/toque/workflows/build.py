@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig, config_sha256
@@ -20,7 +18,6 @@ from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.evaluator import Evaluator, goal_of, watched_metrics
 from toque.evaluation.heldout_loss import HeldOut
-from toque.evaluation.reference_nats import find_reference
 from toque.evaluation.sample_writer import SampleWriter, highlight
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import ScoresByTask
@@ -47,9 +44,7 @@ from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.launcher import is_launched
 from toque.training.lr_schedules import make_schedule
 from toque.training.micro_batch import OomFallback
-from toque.training.objectives.objective import (
-    Objective,
-)
+from toque.training.objectives.objective import Objective
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.live_progress import ConsoleProgress, Summary
 from toque.training.observers.metrics_log import MetricsLog, start_event
@@ -58,10 +53,7 @@ from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.watchers import StoreWatch, Watchers
 from toque.training.optim.factory import optimizer_of
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.optimisations import (
-    choose_attention,
-    list_disabled,
-)
+from toque.training.optimisations import choose_attention, list_disabled
 from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
 from toque.training.stopping import CommandClock, Interrupt, Patience
@@ -76,7 +68,14 @@ from toque.workflows.run_length import (
     predict_time,
     probing_seconds,
 )
-from toque.workflows.run_objective import build_objective, choose_feed
+from toque.workflows.run_objective import (
+    Reference,
+    build_objective,
+    build_reference,
+    check_start_weights,
+    choose_feed,
+    describe_cut_prompts,
+)
 from toque.workflows.trained_model.prompt_format import encode_sample_prompts
 from toque.workflows.trained_model.training_record import build_record
 
@@ -107,8 +106,7 @@ class _Parts:
     stream: BatchStream
     fitted: Fitted
     reporter: Reporter
-    reference: NDArray[np.float32] | None = None
-    """Nats of each answer under the reference of dpo, [store rows]."""
+    reference: Reference | None
 
     @property
     def folder(self) -> Path:
@@ -203,6 +201,16 @@ def _build_parts(
     stream = build_stream(
         config, store, placed.model, rank=ranks.rank, ranks=ranks.world_size
     )
+    # The autotuner follows, because it changes the model and measures the memory that is left.
+    reference = build_reference(
+        config,
+        store,
+        stream.layout,
+        runtime,
+        placed,
+        continues=checkpoint is not None,
+        reporter=reporter,
+    )
     fitted = fit_to_machine(
         placed.model,
         stream,
@@ -215,18 +223,6 @@ def _build_parts(
         max_seconds=probing_seconds(config, clock),
         reporter=reporter,
     )
-    reference = None
-    if config.objective.kind == "dpo":
-        reference = find_reference(
-            Path(config.run_dir),
-            store,
-            stream.layout,
-            runtime,
-            placed.sharing,
-            base_sha256=placed.base_sha256,
-            continues=checkpoint is not None,
-            reporter=reporter,
-        )
     return _Parts(config, store, runtime, placed, stream, fitted, reporter, reference)
 
 
@@ -326,8 +322,8 @@ def _build_evaluator(parts: _Parts, interrupt: Interrupt) -> Evaluator:
     sharing = parts.placed.sharing
     layout = parts.stream.layout
     preference = None
-    if parts.reference is not None:
-        preference = build_objective(config, parts.placed.model, parts.reference)
+    if config.objective.kind == "dpo":
+        preference = build_objective(config, parts.reference)
     heldout = build_heldout(
         config,
         store,
@@ -381,9 +377,9 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
     model = parts.placed.model
     ranks = runtime.ranks
     switches = train.optimisations
-    callbacks = Callbacks()
+    callbacks = Callbacks(check_start_weights(config, parts.placed))
 
-    objective = build_objective(config, parts.placed.model, parts.reference)
+    objective = build_objective(config, parts.reference)
     optimizer = optimizer_of(model, optim)
     totals = parts.stream.totals(train.stop_after)
     skip_step = SkipStep(**dict(optim.outliers)) if optim.outliers else None
@@ -469,6 +465,7 @@ def _list_notes(parts: _Parts) -> list[str]:
         *parts.placed.notes,
         *parts.fitted.warnings,
         *list_disabled(parts.config.train.optimisations),
+        *describe_cut_prompts(parts.config, parts.store),
         *choose_attention(parts.placed.model, parts.runtime).notes,
     ]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from toque.data.loader.epoch_plan import (
     Update,
     Varied,
 )
-from toque.data.loader.packing import RowShape, choose_shape
+from toque.data.loader.packing import RowShape, choose_shape, computed_lengths
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import Split, TokenStore
 from toque.errors import ConfigError
@@ -43,6 +43,16 @@ CPU_MICRO_BATCH_TOKENS = 4096
 _DROPOUT = key_of(0x64726F70)
 # Examples that determine the row shape, including the longest ones.
 SHAPE_SAMPLE = 2048
+
+
+class RewardedText(NamedTuple):
+    """Generated text with its reward."""
+
+    prompt: str
+    text: str
+    tokens: int
+    """Number of generated tokens."""
+    reward: float
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,8 @@ class Step:
     stage: int | None = None
     # Measurements of generated texts, by metric name, as means over all ranks.
     measured: Mapping[str, float] = field(default_factory=dict)
+    # Best and worst generated text of one prompt of this rank.
+    texts: Sequence[RewardedText] = ()
 
     def progress_after(self, before: Progress, seconds: float) -> Progress:
         """Compute the run's progress after this update, which took `seconds`."""
@@ -318,15 +330,8 @@ class ExampleLengths:
         target = store.target_lengths[rows].astype(np.int64)
         if spans is not None:
             prompt, target = spans.longest(prompt, target)
-        return cls.of_sides(prompt, target, encoder=encoder)
-
-    @classmethod
-    def of_sides(cls, prompt: Ints, target: Ints, *, encoder: bool) -> Self:
-        """Compute the lengths from the number of prompt and target tokens, [examples]."""
-        if encoder:
-            return cls(prompt, target, encoder=True)
-        # A decoder does not read the last token.
-        return cls(np.zeros_like(prompt), prompt + target - 1, encoder=False)
+        source, target = computed_lengths(prompt, target, encoder=encoder)
+        return cls(source, target, encoder=encoder)
 
     @classmethod
     def of_pairs(cls, store: TokenStore, chosen: Ints, *, encoder: bool) -> Self:

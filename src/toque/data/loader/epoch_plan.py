@@ -30,7 +30,7 @@ import numpy as np
 
 from toque.config.schema import DataConfig
 from toque.data.array_types import Floats, Ints
-from toque.data.loader.packing import RowShape, pack_windows
+from toque.data.loader.packing import RowShape, computed_lengths, pack_windows
 from toque.data.store.store_manifest import StoreManifest
 from toque.data.store.token_column import Ids
 from toque.data.store.token_store import TokenStore
@@ -261,10 +261,7 @@ class Varied:
         sides = [self.sides(row, key) for row in rows.tolist()]
         prompt = np.array([len(p) for p, _ in sides], np.int64)
         target = np.array([len(t) for _, t in sides], np.int64)
-        if self._encoder:
-            return prompt, target
-        # A decoder reads the prompt and the target without its last token.
-        return np.zeros_like(prompt), prompt + target - 1
+        return computed_lengths(prompt, target, encoder=self._encoder)
 
     def for_epoch(self, key: int) -> EpochExamples:
         """Return the examples of the epoch with this key."""

@@ -264,6 +264,23 @@ def _paired_shapes(
     return shapes
 
 
+def computed_lengths(
+    prompt: Lengths, target: Lengths, *, encoder: bool
+) -> tuple[Lengths, Lengths]:
+    """Compute the number of encoder and decoder tokens of examples, [examples] each.
+
+    A decoder-only model reads the prompt and the target without its last token.
+
+    Args:
+        prompt: Prompt tokens, [examples].
+        target: Target tokens, [examples].
+        encoder: Whether the model has an encoder.
+    """
+    if encoder:
+        return prompt, target
+    return np.zeros_like(prompt), prompt + target - 1
+
+
 def round_up(n: int) -> int:
     """Round up to a positive multiple of `_MULTIPLE` tokens."""
     return max(_MULTIPLE, -(-n // _MULTIPLE) * _MULTIPLE)

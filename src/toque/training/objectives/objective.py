@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,13 +45,10 @@ def imitation(*, smoothing: float = 0.0, chunk_rows: int | None = None) -> Objec
     return Objective(partial(loss_sum, smoothing=smoothing, chunk_rows=chunk_rows))
 
 
-def policy(
-    settings: ObjectiveConfig, model: nn.Module, *, chunk_rows: int | None = None
+def near_reference(
+    settings: ObjectiveConfig, reference: nn.Module, *, chunk_rows: int | None = None
 ) -> Objective:
-    """Return the objective of grpo and best_of. With `kl`, `model` is copied as the reference."""
-    if not settings.kl:
-        return imitation(chunk_rows=chunk_rows)
-    reference = copy.deepcopy(model).requires_grad_(requires_grad=False)
+    """Return the objective of grpo and best_of with `kl`: stay near the model `reference`."""
     loss_fn = DivergenceLoss(settings.kl, reference, chunk_rows)
     return Objective(loss_fn, measurements=loss_fn.measurements)
 

@@ -1,14 +1,27 @@
 """Policy gradient with one update per batch of generated texts: grpo and best_of.
 
-A text i has the weight w_i, and an update minimises sum(w_i nats_i). For grpo the weight is the
-advantage of the text in its group (Shao et al. 2024, arXiv 2402.03300, section 4.1.2). The texts
-come from the weights in training, so the ratio of new and old probabilities is 1, and clipping
-never acts. For best_of the weight is 1 for the best text of a prompt (Dong et al. 2023, arXiv
-2304.06767). The batch contains only texts with a weight.
+An update generates N texts with T tokens in total. Text i has the weight w_i and the negative
+log-probability nats_i. The update minimises
+
+    L = sum_i(w_i nats_i) / D + kl sum_t(k3_t) / T
+
+* grpo: w_i is the advantage of the text in its group (Shao et al. 2024, arXiv 2402.03300, section
+  4.1.2). The texts come from the weights in training, so the ratio of new and old probabilities is
+  1, and clipping never acts. D is N M, with the length limit M (Liu et al. 2025, arXiv 2503.20783).
+  D is constant, because a division by the length would favour short bad texts.
+* best_of: w_i is 1 for the best text of a prompt and 0 for the others (Dong et al. 2023, arXiv
+  2304.06767). D is the number of tokens of the best texts.
+
+k3_t is the divergence of token t from the reference. Its sum is divided by T, so `kl` multiplies
+the mean divergence per token. It depends neither on M nor on the number of texts. Next to D = N M,
+a token with the advantage 1 has the weight 1 / (N M), and its divergence has kl / T. With texts of
+mean length T / N, the penalty is therefore M / (T / N) times as strong as in implementations that
+divide both sums by N M.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,7 +37,6 @@ from toque.models.forward.example_losses import (
     values_by_example,
     weighted_loss_sum,
 )
-from toque.models.generation.engine import evaluating
 from toque.training.objectives.measurements import Measurements
 
 _MIN_DEVIATION = 1e-4
@@ -34,8 +46,7 @@ _MIN_DEVIATION = 1e-4
 def advantages(rewards: Floats) -> Floats:
     """Compute how much better each text is than its group, in standard deviations.
 
-    They are not divided by the length of the text (Liu et al. 2025, arXiv 2503.20783). In a group
-    with equal rewards, all are 0.
+    In a group with equal rewards, all are 0.
 
     Args:
         rewards: Rewards of the texts of each prompt, [prompts, samples].
@@ -56,19 +67,31 @@ def with_weights(batch: Batch, weights: Floats) -> Batch:
     return replace(batch, label_weights=spread.masked_fill(batch.labels == IGNORE, 0.0))
 
 
+def copy_reference(model: nn.Module) -> nn.Module:
+    """Copy a model as the reference of `kl`. The copy shares the frozen weights of an adapter."""
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    shared = {id(tensor): tensor for tensor in (*frozen, *model.buffers())}
+    reference = copy.deepcopy(model, shared)
+    return reference.requires_grad_(requires_grad=False).eval()
+
+
 @dataclass(frozen=True)
 class DivergenceLoss:
-    """Loss function of weighted texts with a penalty for the divergence from a reference model."""
+    """Loss function of weighted texts with a penalty for the divergence from a reference model.
+
+    The trainer divides its sum by the tokens of the update.
+    """
 
     kl: float
     """Weight of the Kullback-Leibler divergence, per token."""
     reference: nn.Module
+    """Model in evaluation mode."""
     chunk_rows: int | None = None
     measurements: Measurements = field(default_factory=lambda: Measurements(("kl",)))
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the weighted sum of nats plus the weighted divergence, [] float32."""
-        with evaluating(self.reference), torch.no_grad():
+        with torch.no_grad():
             reference = log_probabilities(self.reference, batch)
         weigh = partial(self._loss_and_weights, batch, reference)
         return weighted_loss_sum(model, batch, weigh, chunk_rows=self.chunk_rows)

@@ -240,8 +240,8 @@ class Watchers:
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
     """Function that returns a record's numbers by their names in trackers."""
-    losses_compare: bool = True
-    """True if the training loss and the held-out loss are the same function."""
+    learns_from_rewards: bool = False
+    """True if the objective is grpo or best_of. Its training loss is not the held-out loss."""
     open_feeds: list[TrackerFeed] = field(default_factory=list)
     """Feeds that the command must finish."""
 
@@ -291,14 +291,14 @@ class Watchers:
             trackers,
             run,
             values,
-            losses_compare=settings["objective"]["kind"] not in FROM_REWARDS,
+            learns_from_rewards=settings["objective"]["kind"] in FROM_REWARDS,
         )
 
     def callbacks(self, warn: Warn) -> list[Callback]:
         """Return the callbacks for the training loop."""
-        callbacks: list[Callback] = [DataBound(warn=warn)]
-        if self.losses_compare:
-            callbacks.append(Overfitting(warn=warn))
+        callbacks: list[Callback] = [DataBound(warn=warn), Overfitting(warn=warn)]
+        if self.learns_from_rewards:
+            callbacks = [EqualRewards(warn=warn)]
         for name, watcher in self.user_objects:
             callbacks.append(UserCallback(watcher, name=name, warn=warn))
         if self.webhook is not None:
@@ -455,6 +455,42 @@ class Overfitting(Callback):
         """Restore the sums."""
         self._losses = LossSum(number_in(state, "nats"), count_in(state, "targets"))
         self._warned = flag_in(state, "warned")
+
+
+@dataclass(eq=False)
+class EqualRewards(Callback):
+    """Callback that warns if the texts of each prompt had equal rewards for `updates` updates.
+
+    After a recovery it can warn again.
+    """
+
+    warn: Warn
+    updates: int = 10
+    _n_equal: int = 0
+    """Updates in a row in which all prompts had equal rewards."""
+
+    def on_step(self, info: StepInfo) -> None:
+        """Count the update, and warn when the count reaches `updates`."""
+        if float(info.measured["equal_groups"]) < 1.0:
+            self._n_equal = 0
+            return
+        self._n_equal += 1
+        if self._n_equal == self.updates:
+            self.warn(
+                info.progress,
+                f"the texts of each prompt had equal rewards in the last {self.updates} updates, "
+                "so the model learns nothing. Generate more texts per prompt (objective.samples), "
+                "generate more varied texts (objective.temperature), or use a finer reward "
+                "(objective.rewards) that also differs between bad texts",
+            )
+
+    def state_dict(self) -> State:
+        """Return the count, so that a continued run warns at the same update."""
+        return {"equal": self._n_equal}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore the count."""
+        self._n_equal = count_in(state, "equal")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from toque.hardware.memory import HEADROOM
 from toque.models.families import DTYPES
 from toque.models.forward.blocks import blocks
 from toque.reporter import size_text
-from toque.runs.estimate import Estimator, Memory, Time, Work
+from toque.runs.estimate import Estimator
+from toque.runs.estimate_parts import Memory, Time, Work
 from toque.training.distributed.exchange import (
     Exchange,
     GatheredGroup,
@@ -184,7 +185,7 @@ def _choose_strategy(
     )
     if setting != "auto":
         return setting
-    if obstacle is not None:
+    if obstacle is not None or config.objective.kl:
         return "ddp"
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
     n_bytes += sum(gradient_and_state_bytes(model, config.optim).values())
