@@ -99,7 +99,7 @@ def test_scores_are_shown_with_their_change_and_what_the_run_goes_by_always(tmp_
 class Shown(Reporter):
     """A reporter with narrow lines that keeps notices."""
 
-    columns = 60
+    columns = 70
 
     def __init__(self):
         self.notices = []
@@ -121,7 +121,7 @@ def test_best_and_worst_text_of_the_newest_update_are_shown_and_kept(tmp_path):
     assert first.startswith(
         '         best text for "Say salt", reward 1.5000: salt and'
     )
-    assert len(first) <= 60
+    assert len(first) <= 70
     assert second == "         worst text, reward -0.2500: (nothing)"
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()[-2:]
     assert [json.loads(line) for line in lines] == [
@@ -134,7 +134,7 @@ def test_best_and_worst_text_of_the_newest_update_are_shown_and_kept(tmp_path):
 def test_one_text_stands_for_equal_rewards():
     text = RewardedText("Say salt", "egg", 1, 0.0)
     (line,) = format_rewarded([text], columns=80)
-    assert line.strip() == 'every text for "Say salt" has the same, reward 0.0000: egg'
+    assert line.strip() == 'equally good texts for "Say salt", reward 0.0000: egg'
     assert format_rewarded([], columns=80) == []
 
 

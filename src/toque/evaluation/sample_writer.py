@@ -184,7 +184,7 @@ def format_rewarded(texts: Sequence[RewardedText], *, columns: int) -> list[str]
     prompt = one_line(title_of(texts[0].prompt) or texts[0].prompt, columns // 4)
     labels = [f'best text for "{prompt}"', "worst text"]
     if len(texts) == 1:
-        labels = [f'every text for "{prompt}" has the same']
+        labels = [f'equally good texts for "{prompt}"']
     lines = []
     for label, text in zip(labels, texts, strict=True):
         start = f"{'':9}{label}, reward {text.reward:.4f}: "
