@@ -27,7 +27,7 @@ OBJECTIVES = {
     "dpo": ObjectiveConfig(kind="dpo"),
     "grpo": ObjectiveConfig(kind="grpo", rewards={"recipe_score": 1.0}, samples=8),
     "grpo with a penalty": ObjectiveConfig(
-        kind="grpo", rewards={"recipe_score": 1.0}, samples=64, kl=0.1
+        kind="grpo", rewards={"recipe_score": 1.0}, samples=16, kl=0.1
     ),
 }
 """Objectives with another memory than imitation. The last one generates many texts at a time."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import toque
+from fixtures.kitchens import Notices
 from fixtures.pairs import PAIRS, write_pairs
 from store_checks import content
 from toque.cli import main
@@ -16,19 +17,8 @@ from toque.config import RunConfig
 from toque.config.dump import to_yaml
 from toque.errors import ConfigError
 from toque.evaluation.bootstrap import wilson_interval
-from toque.reporter import Reporter
 from toque.workflows.prepare import prepare_store, save_rows
 from toque.workflows.results import TrainedRun
-
-
-class Notices(Reporter):
-    """A reporter that keeps its messages."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def notice(self, text: str) -> None:
-        self.texts.append(text)
 
 
 def test_a_file_and_a_program_give_the_same_store(pairs_config, tmp_path):
@@ -70,7 +60,7 @@ def test_the_accuracy_of_held_out_pairs_has_an_interval(pairs_config):
     assert (low, high) == pytest.approx(wilson_interval(accuracy, n_pairs), abs=1e-6)
     assert record["applies_to"]["rewards/accuracies"] == n_pairs
     assert "Wilson" in record["method"]["rewards/accuracies"]
-    said = " ".join(notices.texts)
+    said = " ".join(notices.notices)
     assert f"preferred in {accuracy:.1%} of {n_pairs} pairs (95 % interval: " in said
     # The scores by text, for comparisons, are of the chosen answers.
     by_text = json.loads((run.folder / "scores_by_text.json").read_text())

@@ -108,7 +108,7 @@ def test_texts_are_generated_before_the_update(kind, start, tmp_path):
     assert 0.0 < plan.time.generation_seconds < plan.time.update_seconds
     said = str(plan)
     assert "4 texts for each of 8 prompts" in said
-    assert "(an estimate: the length of the targets)" in said
+    assert "an estimate: the length of the targets" in said
     assert "a guess: 25% of the speed of the update" in said
 
 
