@@ -98,8 +98,8 @@ def prompts_in(store: Path | str) -> Counter[tuple[int, ...]]:
 def test_texts_of_the_store_are_preferred_to_those_of_the_model(run):
     result = toque.pairs(run, "own.jsonl", limit=40)
     rows = rows_of("own.jsonl")
-    assert (result.pairs, result.prompts) == (len(rows), 40)
-    assert result.pairs + sum(result.dropped.values()) == 40
+    assert result.pairs == len(rows) <= 40
+    assert result.prompts == result.pairs + sum(result.dropped.values()) >= 40
     written = {row["ask"]: row["say"] for row in rows_of(run.parent / "words.jsonl")}
     for row in rows:
         assert row["chosen"] == written[row["prompt"]] != row["rejected"]
@@ -216,8 +216,8 @@ def test_conversations_keep_their_messages(tmp_path, tokenizers_at):
     result = toque.pairs(folder, "own.jsonl", max_new_tokens=16)
     rows = rows_of("own.jsonl")
     assert result.dropped.keys() <= {pair_files.BLANK}
-    n_turns = {len(row["prompt"]) for row in rows}
-    assert {1, 2, 3, 4, 5, 6} & n_turns >= {1, 2, 3, 5}
+    # A system text and a question, and two or three questions.
+    assert {len(row["prompt"]) for row in rows} == {2, 3, 5}
     for row in rows:
         roles = [turn["role"] for turn in row["prompt"]]
         assert roles[-1] == "user"
