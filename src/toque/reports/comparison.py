@@ -43,7 +43,7 @@ _LOSSES: Final = ("loss", "bits_per_byte")
 """Metrics of imitation. They do not rank runs with other objectives."""
 _IMITATION: Final = "sft"
 _HELD_OUT_LOSSES: Final = ("loss", PAIR_LOSS)
-_SCORES: Final = ("recipe_score",)
+_SCORES: Final = ("cookable", "recipe_score")
 _PRIMARY: Final = (*_LOSSES, *_SCORES)
 """Metrics that decide which run is better."""
 _NONE: Final = "-"
