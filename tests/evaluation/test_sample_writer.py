@@ -16,7 +16,7 @@ from toque.evaluation.text_samples import Sample
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.units import Progress
 
-SCORES = {"recipe_score": 0.75, "form": 1.0}
+SCORES = {"recipe_score": 0.75, "form": 1.0, "cookable": 0.5}
 PASTA = Sample(
     "a pasta dish", "Ingredients:\n- pasta", 5, None, SCORES, asked="Recipe: pasta"
 )
@@ -66,7 +66,7 @@ def test_texts_are_kept_and_what_is_asked_for_by_name_is_logged(tmp_path, with_l
         "  evaluated in 4.0 s, 3.0 s of it for texts\n"
         "step 1,000  a pasta dish\n"
         "  asked as: Recipe: pasta\n"
-        "  quality: recipe score 0.75\n"
+        "  quality: cookable 0.50, recipe score 0.75\n"
         "    Ingredients:\n"
         "    - pasta\n"
         "step 1,000  breakfast\n"
@@ -151,8 +151,9 @@ def test_row_of_pairs_has_their_accuracy():
 def test_a_row_has_the_score_that_the_run_selects_by_and_a_text_of_the_users_prompts_first():
     own = highlight(FIRST, ["rouge1"])
     assert own == ("rouge1", 0.5, PASTA.text)
-    scored = Evaluation(texts={"bleu": 1.0, "recipe_score": 0.25}, held_out=[HELD_OUT])
-    assert highlight(scored) == ("recipe score", 0.25, HELD_OUT.text)
+    texts = {"bleu": 1.0, "recipe_score": 0.75, "cookable": 0.25}
+    scored = Evaluation(texts=texts, held_out=[HELD_OUT])
+    assert highlight(scored) == ("cookable", 0.25, HELD_OUT.text)
     assert highlight(Evaluation(metrics={"loss": 2.0, "bits_per_byte": 1.5})) == (
         "bits per byte", 1.5, "",
     )  # fmt: skip

@@ -285,8 +285,8 @@ def test_runs_without_prompts_are_refused(tmp_path, run):
 def test_recipes_are_compared_by_their_score(tmp_path):
     run = toque.train(kitchen_in(tmp_path / "files")).folder
     result = toque.pairs(run, "recipes.jsonl", limit=6)
-    chosen, rejected = result.scores["recipe_score"]
-    assert chosen > 0.8 > rejected
+    chosen, rejected = result.scores["cookable"]
+    assert chosen > 0.5 > rejected
     assert all(
         row["prompt"].startswith("Generate recipe for:")
         for row in rows_of("recipes.jsonl")

@@ -318,9 +318,9 @@ def pairs(
             written if all prompts have a target.
         samples: number of texts per prompt. The one with the lowest score is rejected. Default: 1
             for written and 8 for best.
-        by: the score: recipe_score, another recipe score, likelihood (the mean log-probability of
-            the tokens), or a function of your own as module:function. Default: recipe_score for
-            recipe prompts, otherwise likelihood.
+        by: the score: cookable, another recipe score, likelihood (the mean log-probability of the
+            tokens), or a function of your own as module:function. Default: cookable for recipe
+            prompts, otherwise likelihood.
         limit: maximum number of prompts.
         flags: flags for texts.
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.

@@ -25,6 +25,7 @@ MAX_LINES: Final = 30
 MAX_LETTERS: Final = 200
 """Maximum number of characters per line of a text in the log."""
 _QUALITY: Final = (
+    "cookable",
     "recipe_score",
     "ingredient_coherence",
     "instruction_quality",
@@ -35,7 +36,7 @@ _SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
 """Scores in the log. metrics.jsonl has all scores."""
 _EXCERPT_LINES: Final = 3
 """Maximum number of lines in an excerpt at the end of a run."""
-_MAIN: Final = ("recipe_score", "rougeL")
+_MAIN: Final = ("cookable", "recipe_score", "rougeL")
 """Main scores in order of preference. The progress line shows the first available score."""
 _TITLES: Final = {"bleu": "BLEU, of 100"} | {
     f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"

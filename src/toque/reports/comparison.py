@@ -47,7 +47,7 @@ METHOD: Final = (
 _LOSSES: Final = ("loss", "bits_per_byte")
 """Metrics of imitation. They do not rank runs with other objectives."""
 _IMITATION: Final = "sft"
-_SCORES: Final = ("recipe_score",)
+_SCORES: Final = ("cookable", "recipe_score")
 _PRIMARY: Final = (*_LOSSES, *_SCORES)
 """Metrics that decide which run is better."""
 _NONE: Final = "-"

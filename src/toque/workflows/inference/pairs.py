@@ -117,7 +117,7 @@ def pairs(
         samples: Texts per prompt. The one with the lowest score is rejected. None means 1 for
             written and 8 for best.
         by: The score that ranks the texts: a recipe score, likelihood, or a function of your own as
-            module:function. None means recipe_score if the prompt asks for a recipe, otherwise
+            module:function. None means cookable if the prompt asks for a recipe, otherwise
             likelihood.
         limit: Maximum number of prompts.
         max_new_tokens: Longest text, in tokens. None means the longest target in training.
