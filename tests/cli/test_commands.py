@@ -33,7 +33,7 @@ COMMANDS = {
     "evaluate run run.yaml": ("1 generated texts", ""),
     "generate run --prompt soup --max-new-tokens 4": ("Generate recipe for: soup", ""),
     "generate run --prompt soup --choices yes --choices no": ("yes 0.", ""),
-    "pairs run --to own.jsonl --limit 4": ("pairs from 4 prompts", ""),
+    "pairs run --to own.jsonl --limit 4": ("own.jsonl: 4 pairs from", ""),
     "report run": ("The report is run/report.html", ""),
     "export run --to merged": ("merged holds the model, read back and compared", ""),
     "verify store": ("store: store of 60 examples", ""),

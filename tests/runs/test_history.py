@@ -233,10 +233,12 @@ def test_loss_of_pairs_has_another_name_than_a_loss_per_token(written):
     pairs = {"rewards/accuracies": 0.75, "rewards/margins": 0.2}
     written.step(1, loss=0.6, **pairs)
     written.evaluation(1, 0.5, **pairs)
+    written.evaluation(1, 0.505, **pairs)
     run = read(written)
     assert run.measure == "pair_loss"
+    assert run.overfitting_note == ""
     assert run.curves["pair_loss smoothed"].last == (1.0, 0.6)
-    assert run.curves["held-out pair_loss"].last == (1.0, 0.5)
+    assert run.curves["held-out pair_loss"].last == (1.0, 0.505)
     assert run.curves["rewards/margins"].last == (1.0, 0.2)
     assert not {"loss", "loss smoothed", "held-out loss"} & run.curves.keys()
     assert run.best == (0.5, 1)

@@ -119,6 +119,21 @@ def test_held_out_loss_does_not_rank_runs_that_learn_from_rewards(tmp_path):
     assert found.sentence.startswith("bb and a are not ranked, because")
 
 
+def test_cookable_is_named_before_the_recipe_score(tmp_path):
+    folders = [
+        with_objective(run_of(tmp_path / name, score=score), "grpo")
+        for name, score in (("a", 0.0), ("bb", 0.1))
+    ]
+    for folder in folders:
+        table = json.loads((folder / FILE).read_text())
+        measures = table["texts"]["measures"]
+        measures["cookable"] = measures["recipe_score"]
+        (folder / FILE).write_text(json.dumps(table))
+    sentence = toque.compare(*folders).sentence
+    assert sentence.startswith("bb is better than a: cookable 0.1000 higher (")
+    assert "and recipe score 0.1000 higher (" in sentence
+
+
 def test_the_better_run_is_named_with_its_interval_and_cost(tmp_path):
     first = run_of(tmp_path / "a")
     other = run_of(tmp_path / "bb", better_by=3.0, rate="0.003")

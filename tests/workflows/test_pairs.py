@@ -286,7 +286,7 @@ def test_recipes_are_compared_by_their_score(tmp_path):
     run = toque.train(kitchen_in(tmp_path / "files")).folder
     result = toque.pairs(run, "recipes.jsonl", limit=6)
     chosen, rejected = result.scores["cookable"]
-    assert chosen > rejected
+    assert chosen > 0.5 > rejected
     assert all(
         row["prompt"].startswith("Generate recipe for:")
         for row in rows_of("recipes.jsonl")

@@ -200,7 +200,7 @@ def _reward_conflicts(config: RunConfig) -> Iterator[Conflict]:
             "objective.rewards",
             "objective.kind",
             "there is nothing to learn from. Set it to scores and weights other than 0, e.g. "
-            "{recipe_score: 1.0}.",
+            "{cookable: 1.0}.",
         )
     if config.train.batch.unit != "examples":
         yield Conflict(

@@ -75,7 +75,7 @@ class ObjectiveConfig(Config):
     length_normalised: bool = False
     """dpo: divide the log-probability of an answer by its number of tokens."""
     rewards: dict[RewardName, Annotated[float, Predicate(math.isfinite)]] = {}  # noqa: RUF012
-    """grpo and best_of: scores of a text and their weights, e.g. {recipe_score: 1.0}. A function of
+    """grpo and best_of: scores of a text and their weights, e.g. {cookable: 1.0}. A function of
     your own is module:function. It is called with lists of prompts, texts and references, and
     returns one number per text (docs/guides/learn-from-rewards.md)."""
     samples: Annotated[int, Field(ge=2)] = 8

@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from typing import Final
 
 WEIGHTS: Final = {
-    "ingredients_named": 2.2,
-    "requested_listed": 2.4,
-    "added_once": 1.1,
-    "foods_listed": 1.5,
-    "title_kept": 0.6,
-    "oven_fits": 1.0,
-    "dish_made": 1.2,
-    "food_cooked": 1.0,
+    "ingredients_named": 2.3,
+    "requested_listed": 2.1,
+    "added_once": 1.2,
+    "foods_listed": 1.4,
+    "title_kept": 0.5,
+    "oven_fits": 0.9,
+    "dish_made": 0.8,
+    "food_cooked": 0.7,
     "amounts_usual": 0.9,
-    "amounts_differ": 1.3,
-    "phrases_once": 0.6,
-    "steps_detailed": 1.3,
-    "times_and_heat": 0.6,
+    "amounts_differ": 0.8,
+    "phrases_once": 0.4,
+    "steps_detailed": 0.9,
+    "times_and_heat": 1.0,
 }
 """Weights of the scores."""
 

@@ -1,7 +1,7 @@
 """Recipe scores of a generated text, each in [0, 1]. Two scores combine them.
 
+* cookable: whether a reader can cook from the text as it is.
 * recipe_score: the form of a recipe, and whether it fits the prompt.
-* cookable: an estimate of the probability that a reader can cook from it as it is.
 
 The scores of form:
 
@@ -80,12 +80,12 @@ POOR = 0.6
 score.
 """
 NAMES = (
-    "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
-    "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
+    "cookable", "recipe_score", "ingredient_coverage", "hallucinated_ingredients",
+    "ingredients_used", "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
     "ingredient_coherence", "instruction_quality", "completeness", "format_correctness", "form",
-    "times_and_heat", "sentences_once", "oven_fits", "cookable", "ingredients_named",
-    "requested_listed", "added_once", "foods_listed", "dish_made", "food_cooked", "amounts_usual",
-    "amounts_differ", "phrases_once", "steps_detailed",
+    "times_and_heat", "sentences_once", "oven_fits", "ingredients_named", "requested_listed",
+    "added_once", "foods_listed", "dish_made", "food_cooked", "amounts_usual", "amounts_differ",
+    "phrases_once", "steps_detailed",
 )  # fmt: skip
 """Names of the scores in `text_metrics`."""
 _IN_MEAN = frozenset(
@@ -146,8 +146,8 @@ def text_metrics(
     scores = {name: score for name, score in all_scores.items() if score is not None}
     n_parts = bool(recipe.ingredients) + bool(recipe.steps)
     combined = {
-        "recipe_score": recipe_score(scores, share_of_parts=n_parts / 2),
         "cookable": cookable(scores, is_complete=n_parts == 2),
+        "recipe_score": recipe_score(scores, share_of_parts=n_parts / 2),
     }
     return combined | scores
 

@@ -25,6 +25,7 @@ MAX_LINES: Final = 30
 MAX_LETTERS: Final = 200
 """Maximum number of characters per line of a text in the log."""
 _QUALITY: Final = (
+    "cookable",
     "recipe_score",
     "ingredient_coherence",
     "instruction_quality",
@@ -35,7 +36,7 @@ _SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
 """Scores in the log. metrics.jsonl has all scores."""
 _EXCERPT_LINES: Final = 3
 """Maximum number of lines in an excerpt at the end of a run."""
-_MAIN: Final = ("recipe_score", "rougeL")
+_MAIN: Final = ("cookable", "recipe_score", "rougeL")
 """Main scores in order of preference. The progress line shows the first available score."""
 _TITLES: Final = {"bleu": "BLEU, of 100"} | {
     f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"
@@ -184,7 +185,7 @@ def format_rewarded(texts: Sequence[RewardedText], *, columns: int) -> list[str]
     prompt = one_line(title_of(texts[0].prompt) or texts[0].prompt, columns // 4)
     labels = [f'best text for "{prompt}"', "worst text"]
     if len(texts) == 1:
-        labels = [f'every text for "{prompt}" has the same']
+        labels = [f'equally good texts for "{prompt}"']
     lines = []
     for label, text in zip(labels, texts, strict=True):
         start = f"{'':9}{label}, reward {text.reward:.4f}: "

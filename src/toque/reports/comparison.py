@@ -28,7 +28,12 @@ from toque.reports.page import (
     format_columns,
     format_value,
 )
-from toque.runs.metric_names import PAIR_LOSS, metric_named, name_pair_loss
+from toque.runs.metric_names import (
+    LOSSES,
+    PAIR_LOSS,
+    metric_named,
+    name_pair_loss,
+)
 from toque.runs.run_record import COUNTS, RunRecord
 from toque.runs.run_state import state_of
 from toque.version import __version__
@@ -42,8 +47,7 @@ METHOD: Final = (
 _LOSSES: Final = ("loss", "bits_per_byte")
 """Metrics of imitation. They do not rank runs with other objectives."""
 _IMITATION: Final = "sft"
-_HELD_OUT_LOSSES: Final = ("loss", PAIR_LOSS)
-_SCORES: Final = ("recipe_score",)
+_SCORES: Final = ("cookable", "recipe_score")
 _PRIMARY: Final = (*_LOSSES, *_SCORES)
 """Metrics that decide which run is better."""
 _NONE: Final = "-"
@@ -83,22 +87,17 @@ class ComparedRun:
         return name_pair_loss(self.scores)
 
     @property
-    def lowest_losses(self) -> dict[str, str]:
-        """Lowest held-out loss during training with its step, by its name."""
+    def lowest_losses(self) -> dict[str, tuple[float, int]]:
+        """Lowest held-out loss during training and its step, by the name of the loss."""
         history = self.record.history
-        if history.best is None:
-            return {}
-        name = history.evaluations[-1].loss_name
-        return {name: "{:.4f} at step {:,}".format(*history.best)}
+        name = PAIR_LOSS if history.measure == PAIR_LOSS else "loss"
+        return {} if history.best is None else {name: history.best}
 
     @property
     def loss(self) -> float | None:
         """Held-out loss per token of the finished model, otherwise of the best evaluation."""
-        history = self.record.history
-        best_loss = None
-        if history.best is not None and history.evaluations[-1].loss_name == "loss":
-            best_loss = history.best[0]
-        return self.named_scores.get("loss", best_loss)
+        lowest, _ = self.lowest_losses.get("loss", (None, 0))
+        return self.named_scores.get("loss", lowest)
 
     def cost(self) -> dict[str, Any]:
         """Return the updates, time, tokens and energy of the run."""
@@ -325,9 +324,14 @@ class Comparison:
                 rows.append((_title(name), *map(format_value, values)))
 
         lowest = [run.lowest_losses for run in runs]
-        for name in _HELD_OUT_LOSSES:
+        for name in LOSSES:
             if any(name in losses for losses in lowest):
-                cells = [losses.get(name, _NONE) for losses in lowest]
+                cells = [
+                    "{:.4f} at step {:,}".format(*losses[name])
+                    if name in losses
+                    else _NONE
+                    for losses in lowest
+                ]
                 rows.append((f"lowest {_title(name)}", *cells))
         return rows
 
@@ -492,4 +496,4 @@ def _join(differences: Sequence[ScoreDifference], *, worse: bool = False) -> str
 
 def _title(measure: str) -> str:
     title = metric_named(measure).title
-    return f"held-out {title}" if measure in _HELD_OUT_LOSSES else title
+    return f"held-out {title}" if measure in LOSSES else title

@@ -12,6 +12,7 @@ from toque.runs.curves import Points
 from toque.runs.history import SYSTEM, RunHistory
 from toque.runs.metric_names import (
     ACCURACY,
+    LOSSES,
     MARGIN,
     METRIC_NAMES,
     PAIR_LOSS,
@@ -37,7 +38,6 @@ _CURVES: Final = (
     "pad_fraction",
     "mfu",
 )
-_LOSSES: Final = ("loss", PAIR_LOSS)
 _NOT_SCORES: Final = (
     "held-out loss",
     f"held-out {PAIR_LOSS}",
@@ -241,7 +241,7 @@ def plot_curves(runs: Runs) -> list[Figure]:
 
 def _plot_held_out_losses(runs: Runs) -> Iterable[Figure]:
     """Plot losses per token and losses per pair, each if a run has them."""
-    for name in _LOSSES:
+    for name in LOSSES:
         if any(f"held-out {name}" in run.curves for run in runs.values()):
             title = f"Held-out {METRIC_NAMES[name].title}"
             series = _overlay(runs, f"held-out {name}", label=title, dots=True)

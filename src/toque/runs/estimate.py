@@ -24,7 +24,11 @@ from toque.models.families import family_of, vocabulary_rows
 from toque.models.flops import parameter_counts
 from toque.models.forward.loss import logits_bytes
 from toque.runs.estimate_parts import Disk, Machine, Memory, Time, Work
-from toque.runs.generated_texts import GenerationMemory, estimate_generation
+from toque.runs.generated_texts import (
+    GeneratedTexts,
+    GenerationMemory,
+    estimate_generation,
+)
 from toque.runs.history import METRICS, read_history
 from toque.runs.memory_parts import (
     block_input_bytes,
@@ -33,7 +37,12 @@ from toque.runs.memory_parts import (
     split_weights,
     text_bytes,
 )
-from toque.runs.outlined_update import OutlinedUpdate, UpdateOutliner, outlining
+from toque.runs.outlined_update import (
+    OutlinedUpdate,
+    UpdateOutliner,
+    outline_forward,
+    outlining,
+)
 from toque.runs.time_left import count_events
 
 _ASSUMED_UTILISATION: Final = {True: 0.30, False: 0.40}
@@ -83,6 +92,9 @@ class Estimator:
 
     def memory(self, model: PreTrainedModel) -> Memory:
         """Estimate the memory of an outlined model. Call this inside `outlining`."""
+        texts = self.work.texts
+        if texts is not None and texts.prompt_bytes is None:
+            return self._with_prompt_bytes(model, texts).memory(model)
         setting = self.config.train.gradient_checkpointing
         recompute = setting is True
         rows = self._choose_rows(model, recompute=recompute)
@@ -91,6 +103,20 @@ class Estimator:
             rows = self._choose_rows(model, recompute=True)
             memory = self._estimate_rows(model, rows, recompute=True)
         return memory
+
+    def _with_prompt_bytes(
+        self, model: PreTrainedModel, texts: GeneratedTexts
+    ) -> Estimator:
+        """Return the estimator with the memory to read the prompts of generated texts."""
+        # On a GPU, only the matmuls of generation are in 16 bits.
+        is_on_gpu = self.machine.where == "cuda"
+        precision = "float32" if is_on_gpu else self.machine.precision
+        rows = texts.prompt_rows(encoder=family_of(model.config).is_encoder_decoder)
+        n_bytes = outline_forward(
+            model, rows, where=self.machine.where, precision=precision
+        )
+        texts = replace(texts, prompt_bytes=n_bytes)
+        return replace(self, work=replace(self.work, texts=texts))
 
     def _choose_rows(self, model: PreTrainedModel, *, recompute: bool) -> int:
         """Return the configured rows per micro-batch, or the rows that `auto` would choose."""

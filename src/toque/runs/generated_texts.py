@@ -13,9 +13,14 @@ from transformers.pytorch_utils import Conv1D
 from toque.hardware.memory import BESIDE_TRAINING
 from toque.models.config_values import max_positions
 from toque.models.families import family_of, vocabulary_rows
-from toque.models.forward.outline import Where
+from toque.models.forward.outline import OutlinedRows, Where
 from toque.models.generation.engine import MAX_ROWS, row_bytes
-from toque.models.generation.kv_cache import MAX_INITIAL_COLUMNS, SPARE, cache_shape
+from toque.models.generation.kv_cache import (
+    MAX_INITIAL_COLUMNS,
+    PREFILL_TOKENS,
+    SPARE,
+    cache_shape,
+)
 from toque.models.generation.packed_products import should_pack_float32
 from toque.models.lora.frozen import PLAIN, format_of
 
@@ -39,6 +44,8 @@ class GeneratedTexts:
     mean_prompt: float
     mean_tokens: float
     """Assumed mean length of a text in tokens."""
+    prompt_bytes: int | None = None
+    """Temporary bytes to read prompts, or None if they are not known yet."""
 
     @property
     def n_texts(self) -> int:
@@ -54,6 +61,13 @@ class GeneratedTexts:
     def tokens(self) -> float:
         """Generated tokens per update."""
         return self.n_texts * self.mean_tokens
+
+    def prompt_rows(self, *, encoder: bool) -> OutlinedRows:
+        """Return the longest prompts that are read together."""
+        n = min(self.n_texts, max(1, PREFILL_TOKENS // self.longest_prompt))
+        if encoder:
+            return OutlinedRows(n, self.longest_prompt, 1)
+        return OutlinedRows(n, 0, self.longest_prompt)
 
     def of_rank(self, ranks: int) -> GeneratedTexts:
         """Return the texts of the rank with the most prompts."""
@@ -112,8 +126,12 @@ def estimate_generation(
     layers, heads, size = cache_shape(model)
     parts = {
         "keys and values": 2 * layers * heads * size * itemsize * rows * width,
-        "weights in the order for generation": _packed_bytes(model, where, precision),
-        "logits": _SAMPLING_BYTES[where] * vocabulary_rows(model) * rows,
+        "weights for its matmuls": _packed_bytes(model, where, precision),
+        # Prompts are read before the first token.
+        "activations and logits": max(
+            texts.prompt_bytes or 0,
+            _SAMPLING_BYTES[where] * vocabulary_rows(model) * rows,
+        ),
     }
     return GenerationMemory(rows, parts)
 

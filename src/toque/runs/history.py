@@ -31,6 +31,8 @@ _MAX_STEPS: Final = 1000
 """Number of steps with stored sums, because checkpoints are written in the background."""
 _RISE_RATIO: Final = 1.02
 """Ratio of the held-out loss to its minimum that counts as a rise."""
+_MIN_RISE: Final = 0.01
+"""Smallest rise in nats, because the loss of pairs may be almost 0."""
 _MAX_GPUS: Final = 16
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -100,11 +102,6 @@ class EvaluationRow(_Row):
 
     metrics: dict[str, _Value] = {}
     seconds: _Number = None
-
-    @property
-    def loss_name(self) -> str:
-        """Name of the loss: loss, or pair_loss for a loss of pairs."""
-        return PAIR_LOSS if ACCURACY in self.metrics else "loss"
 
 
 class SaveRow(_Row):
@@ -344,7 +341,7 @@ class RunHistory:
         last = self.evaluations[-1]
         loss = number(last.metrics.get("loss"))
         lowest, step = self.best
-        if loss is None or loss < _RISE_RATIO * lowest:
+        if loss is None or loss < max(_RISE_RATIO * lowest, lowest + _MIN_RISE):
             return ""
         return (
             f"The held-out loss was lowest at step {step:,} of {last.step:,} ({lowest:.4f}) and is "

@@ -11,6 +11,8 @@ REWARD: Final = "reward"
 """Mean reward of generated texts."""
 PAIR_LOSS: Final = "pair_loss"
 """Name of a loss in nats per pair. The files call it `loss`, like a loss per token."""
+LOSSES: Final = ("loss", PAIR_LOSS)
+"""Names of losses, which are also measured on held-out examples."""
 ACCURACY: Final = "rewards/accuracies"
 """Share of the pairs with a higher reward for the chosen answer. Only a loss of pairs has it."""
 MARGIN: Final = "rewards/margins"

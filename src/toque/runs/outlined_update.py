@@ -304,19 +304,15 @@ class UpdateOutliner:
             The bytes in use before the output head, and the FLOPs of the passes before the loss.
         """
         is_on_gpu = self.where == "cuda"
-        plans = self._prepare_attention(model, rows)
+        plans = _prepare_attention(model, rows, self.where, masked=self.masked)
         if self.recompute:
             recompute_blocks(model)
-        autocast: AbstractContextManager[object] = nullcontext()
-        if self.precision != "float32":
-            autocast = torch.autocast("cpu", dtype=DTYPES[self.precision])
-
         try:
             with ledger, as_on_a_gpu() if is_on_gpu else nullcontext():
                 gradients = (t.grad for t in stored if t.grad is not None)
                 for tensor in (*stored, *gradients):
                     ledger.add(tensor)
-                with autocast:
+                with _autocast(self.precision):
                     nats = []
                     if self.has_reference:
                         with evaluating(model), torch.no_grad():
@@ -348,16 +344,6 @@ class UpdateOutliner:
             stop_recomputing(model)
         return before_head, extra_flops
 
-    def _prepare_attention(
-        self, model: PreTrainedModel, rows: OutlinedRows
-    ) -> tuple[AttentionPlan, AttentionPlan] | None:
-        """Choose a GPU's attention and return None, or return the attention plans of a CPU."""
-        if self.where == "cuda":
-            use_attention(model, "dense" if self.masked else "flex")
-            return None
-        with unset_fake_temporarily():
-            return cpu_plans(rows)
-
     def _run_step(
         self, trained: list[nn.Parameter], operations: Operations | None
     ) -> int:
@@ -380,6 +366,48 @@ class UpdateOutliner:
             before = ledger.now
             optimizer.step()
         return int(ledger.peak - before)
+
+
+def outline_forward(
+    model: PreTrainedModel, rows: OutlinedRows, *, where: Where, precision: str
+) -> int:
+    """Run a forward pass without gradients on shapes. Return its temporary bytes.
+
+    Call it inside `outlining`. The model must have the layers for the device.
+    """
+    plans = _prepare_attention(model, rows, where)
+    is_on_gpu = where == "cuda"
+    ledger = _Ledger(block=_GPU_BLOCK if is_on_gpu else 1)
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        ledger,
+        as_on_a_gpu() if is_on_gpu else nullcontext(),
+        _autocast(precision),
+    ):
+        for parameter in model.parameters():
+            ledger.add(parameter)
+        before = ledger.now
+        _run_blocks(model, rows, plans)
+    return ledger.peak - before
+
+
+def _autocast(precision: str) -> AbstractContextManager[object]:
+    """Return the context of matmuls in a number format."""
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast("cpu", dtype=DTYPES[precision])
+
+
+def _prepare_attention(
+    model: PreTrainedModel, rows: OutlinedRows, where: Where, *, masked: bool = False
+) -> tuple[AttentionPlan, AttentionPlan] | None:
+    """Choose a GPU's attention and return None, or return the attention plans of a CPU."""
+    if where == "cuda":
+        use_attention(model, "dense" if masked else "flex")
+        return None
+    with unset_fake_temporarily():
+        return cpu_plans(rows)
 
 
 def _create_gradients(parameters: Iterable[nn.Parameter]) -> None:

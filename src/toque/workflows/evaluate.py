@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 _DIGITS = 6
 """Number of decimal places in evaluation.json."""
 _LISTS = "Give lists of equal length with at least one text."
-_SHOWN_SLICES = ("recipe_score", "rougeL", "bleu")
-"""Scores in the printed table of slices. evaluation.json has all scores."""
+_SHOWN_SLICES = ("cookable", "recipe_score", "rougeL", "bleu")
+"""Scores in the printed table of slices, which has room for three. evaluation.json has all."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Evaluation:
 
     def _slice_lines(self) -> Iterator[str]:
         """Yield the lines of the tables of slices."""
-        names = [name for name in _SHOWN_SLICES if name in self.texts.overall]
+        names = [name for name in _SHOWN_SLICES if name in self.texts.overall][:3]
         for slicing, labels in self.texts.slices.items():
             if len(labels) < 2 or not names:
                 continue

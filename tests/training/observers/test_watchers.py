@@ -165,6 +165,16 @@ def test_overfitting_is_said_once_until_the_gap_closes(warn, warnings):
     assert "35%" in warnings[0][1]
 
 
+def test_losses_of_pairs_near_zero_are_no_overfitting(warn, warnings):
+    watch = Overfitting(warn=warn)
+    watch.on_step(update(1, loss=0.001))
+    watch.on_evaluate(Progress(step=1), {"loss": 0.04})
+    assert warnings == []
+    watch.on_step(update(2, loss=0.001))
+    watch.on_evaluate(Progress(step=2), {"loss": 0.2})
+    assert [step for step, _ in warnings] == [2]
+
+
 def test_overfitting_compares_the_same_updates_after_a_restart(warn, warnings):
     first, second = Overfitting(warn=warn), Overfitting(warn=warn)
     first.on_step(update(1, loss=3.0))

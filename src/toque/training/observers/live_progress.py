@@ -223,11 +223,9 @@ class ConsoleProgress(Callback):
         save = "nothing saved"
         if self._newest_save:
             save = f"saved up to step {self._newest_save:,}"
-        best = ""
-        # A run that learns from rewards moves away from the reference texts.
-        is_loss = end.best is not None and end.best.metric == LOSS.metric
-        if end.best and not (is_loss and self._learns_from_rewards):
-            best = f", best {end.best}"
+        best = f", best {end.best}" if end.best else ""
+        if self._learns_from_rewards and end.best and end.best.metric == LOSS.metric:
+            best = ""  # the run moves away from the held-out texts
         self.reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
             f"{clock_text(end.seconds)}; {save}{best}"

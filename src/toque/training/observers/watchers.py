@@ -56,6 +56,8 @@ REQUESTS: Final = ("stop", "save", "evaluate")
 """Requests that a method may return, as one string or a list."""
 MAX_LOSS_GAP: Final = 0.3
 """Fraction by which the held-out loss may exceed the training loss without a warning."""
+MIN_LOSS_GAP: Final = 0.05
+"""Gap in nats below which there is no warning, because both losses of pairs may be almost 0."""
 
 
 @dataclass(frozen=True)
@@ -413,6 +415,7 @@ class DataBound(Callback):
 class Overfitting(Callback):
     """Callback that warns if held-out loss exceeds training loss by more than `MAX_LOSS_GAP`.
 
+    The difference must also be more than `MIN_LOSS_GAP`.
     The training loss is the mean over all updates since the last evaluation. Dropout and label
     smoothing raise it, so they never cause a warning but may hide a small gap. After a recovery
     it can warn again.
@@ -434,14 +437,15 @@ class Overfitting(Callback):
             return
         self._losses = LossSum()
         gap = held_out_loss / training_loss - 1.0 if training_loss > 0 else 0.0
-        if gap > MAX_LOSS_GAP and not self._warned:
+        is_large = gap > MAX_LOSS_GAP and held_out_loss - training_loss > MIN_LOSS_GAP
+        if is_large and not self._warned:
             self.warn(
                 at,
                 f"the held-out loss ({held_out_loss:.4f}) is {gap:.0%} above the training loss "
                 f"({training_loss:.4f}): the model is memorising its examples. Use more data, "
                 "fewer epochs (train.early_stopping), dropout, or a smaller model or adapter",
             )
-        self._warned = gap > MAX_LOSS_GAP
+        self._warned = is_large
 
     def state_dict(self) -> State:
         """Return the sums, so that a continued run compares the same updates."""

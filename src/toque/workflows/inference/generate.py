@@ -145,8 +145,8 @@ def generate(
             the schema of schema.org.
         best_of: Texts to generate per prompt. The best `n` are returned, the best first.
         by: The score that ranks the texts: a recipe score, or likelihood, which is the mean
-            log-probability of a text's tokens. None means recipe_score if the prompt asks for a
-            recipe (texts with an `oven_fits` of 0 rank last), otherwise likelihood.
+            log-probability of a text's tokens. None means cookable if the prompt asks for a
+            recipe, otherwise likelihood.
         reporter: Receives the progress, if `on_text` does not receive the texts.
 
     Raises:

@@ -34,6 +34,7 @@ from toque.reporter import SILENT, Reporter
 from toque.sources.preference_pairs import compare_answers
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.user_paths import named_path
+from toque.workflows.first_config.tuning import tuned_lr
 from toque.workflows.prepared_store import open_store
 from toque.workflows.results import Model
 from toque.workflows.saved_steps import config_of, run_of
@@ -487,6 +488,11 @@ def _write(rows: Sequence[object], path: Path, *, replace: bool) -> None:
         raise
 
 
+def _peak_lr(opened: OpenedModel) -> float:
+    """Return half of the rate that `init` writes for the same model."""
+    return tuned_lr(opened.model.num_parameters(), adapted=False) / 2
+
+
 def _describe_usage(
     folder: Path,
     opened: OpenedModel,
@@ -527,6 +533,6 @@ def _describe_usage(
         f"  store: {flow(f'{config.data.store}-pairs')}\n"
         f"{limits}"
         "objective: {kind: dpo, beta: 0.1}\n"
-        "optim: {peak_lr: 1e-5}\n"
+        f"optim: {{peak_lr: {_peak_lr(opened):.1g}}}\n"
         f'train: {{batch: "{batch} examples", stop_after: "1 epoch"}}'
     )

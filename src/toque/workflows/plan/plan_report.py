@@ -129,7 +129,7 @@ class Plan:
             f"{parameters}; on {self.machine.name} in {self.machine.precision}\n"
             f"update: {self._examples()}{self.work.update_rows:,} rows of {shape} tokens, "
             f"{micro_batch}; {self.work.tokens_per_update:,.0f} tokens without padding\n"
-            f"lengths: {self.work.how}"
+            f"lengths: {self.work.how}{self._text_lengths()}"
         )
 
     def _examples(self) -> str:
@@ -141,9 +141,18 @@ class Plan:
         if texts is None:
             return ""
         return (
-            f"{texts.samples} texts for each of {texts.prompts:,} prompts, at most "
-            f"{texts.max_tokens:,} tokens and about {texts.mean_tokens:,.0f} (an estimate: the "
-            f"length of the targets); {texts.n_learnt:,} of them are learned, in about "
+            f"{texts.samples} texts for each of {texts.prompts:,} prompts are generated, and "
+            f"{texts.n_learnt:,} are learned in about "
+        )
+
+    def _text_lengths(self) -> str:
+        """Return a line about the lengths of generated texts, or "" without such texts."""
+        texts = self.work.texts
+        if texts is None:
+            return ""
+        return (
+            f"\ntexts: at most {texts.max_tokens:,} tokens, and {texts.mean_tokens:,.0f} on "
+            "average, an estimate: the length of the targets"
         )
 
     def _memory(self) -> str:
@@ -156,12 +165,6 @@ class Plan:
             (f"{name}, in addition", in_words(size))
             for name, size in memory.beside.items()
         ]
-        if (generation := memory.generation) is not None:
-            parts_in_words = ", ".join(
-                f"{in_words(size)} {name}" for name, size in generation.parts.items()
-            )
-            name = f"generating {generation.rows:,} texts at a time, between updates"
-            parts.append((name, f"{in_words(generation.total)}: {parts_in_words}"))
         verdict = "fits" if self.fits else "DOES NOT FIT"
         title, process = "Memory", ""
         if self.shared is not None:
@@ -172,6 +175,18 @@ class Plan:
         rows = _format_columns([*parts, ("total", total)])
         return (
             f"{title}\n{rows}\n{total} of {in_words(memory.room)}: it {verdict}.{host}"
+            f"{self._generation_memory()}"
+        )
+
+    def _generation_memory(self) -> str:
+        """Describe the memory for generating texts, or return "" without such texts."""
+        generation = self.memory.generation
+        if generation is None:
+            return ""
+        sizes = [f"{in_words(size)} {name}" for name, size in generation.parts.items()]
+        return (
+            f"\nBefore an update, {generation.rows:,} texts are generated at a time. They take "
+            f"{in_words(generation.total)} in place of activations: {', '.join(sizes)}."
         )
 
     def _shared(self) -> str:
