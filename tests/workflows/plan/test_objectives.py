@@ -57,7 +57,8 @@ def test_rows_have_whole_pairs_and_the_reference_is_one_pass(start, tmp_path):
     store = toque.prepare(config).store
     work = work_of(config)
     assert work.pairs == 8
-    assert work.worst_examples == 2
+    assert work.row.examples * work.update_rows == 2 * work.pairs
+    assert work.worst_examples % 2 == 0
     tokens = int(store.prompt_lengths.sum() + store.target_lengths.sum())
     assert work.reference_tokens == tokens
     plan = toque.plan(config, hardware=CARD)
