@@ -88,7 +88,7 @@ _METHODS: Final = {
     "smoked": re.compile(r"\bsmok"),
     "stuffed": re.compile(r"\b(?:stuff|fill|spoon)"),
 }
-"""What the steps say if the title names this method. A smoked food may also be an ingredient."""
+"""Words of the steps for each method in a title. A smoked food may also be an ingredient."""
 _NEEDS_HEAT: Final = re.compile(
     r"\b(?:beef|chicken|clam|egg noodle|fish|lamb|mussel|pasta|pork|potato|rice|salmon|sausage"
     r"|shrimp|turkey|veal)\b"

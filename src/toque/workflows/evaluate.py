@@ -51,7 +51,7 @@ _DIGITS = 6
 """Number of decimal places in evaluation.json."""
 _LISTS = "Give lists of equal length with at least one text."
 _SHOWN_SLICES = ("cookable", "recipe_score", "rougeL", "bleu")
-"""Scores in the printed table of slices, which has room for three. evaluation.json has all."""
+"""Scores in the printed table of slices, which shows the first three that exist."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ export function showVerdict(parts, { scores, asked, missed, unlisted, avoided, h
   parts.verdict.hidden = false;
   parts.score.replaceChildren(
     element("strong", {}, score.toFixed(2)),
-    " of 1 for cookable; recipes by people have about 0.6",
+    " of 1 for cookable; recipes by people have about 0.7",
   );
   parts.asked.replaceChildren(
     ...asked.map((food) => mark(food, missed.includes(food) ? MISSED : unlisted.includes(food) ? UNLISTED : USED)),
