@@ -78,7 +78,7 @@ class ComparedRun:
 
     @property
     def imitates(self) -> bool:
-        """True if the held-out loss is what the run minimises."""
+        """True if the run minimises the held-out loss."""
         return self.objective == _IMITATION
 
     @property

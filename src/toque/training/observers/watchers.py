@@ -57,7 +57,7 @@ REQUESTS: Final = ("stop", "save", "evaluate")
 MAX_LOSS_GAP: Final = 0.3
 """Fraction by which the held-out loss may exceed the training loss without a warning."""
 MIN_LOSS_GAP: Final = 0.05
-"""Gap in nats below which there is no warning, because both losses of pairs may be almost 0."""
+"""Smallest gap in nats that causes a warning, because both losses of pairs may be almost 0."""
 
 
 @dataclass(frozen=True)
