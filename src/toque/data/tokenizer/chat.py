@@ -132,7 +132,7 @@ class ChatTemplate:
         return text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids with the names of special tokens, as the template writes them."""
+        """Decode ids with the names of special tokens."""
         return str(self._tokenizer.decode([*ids], skip_special_tokens=False))
 
     def conversation(self, turns: Sequence[Turn], *, last: bool) -> Conversation | str:

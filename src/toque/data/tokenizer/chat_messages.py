@@ -16,7 +16,7 @@ _TURNS: tuple[Message, ...] = (
     {"role": "assistant", "content": "Yes, 3 times."},
     {"role": "user", "content": "And barley?"},
 )
-"""Messages whose texts show what a template writes between messages."""
+"""Messages with texts that do not occur in templates."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Prompts of a run and texts of its model, of which preference pairs are made."""
+"""Prompts of a run and texts of its model, for preference pairs."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def sample_prompts(
 
 
 def _find_rows(store: TokenStore) -> Ints:
-    """List the training rows with a prompt. Documents have none.
+    """List the training rows with a prompt.
 
     Raises:
-        ConfigError: There are no such rows.
+        ConfigError: No row has a prompt.
     """
     rows = store.wanted_rows("train")
     documents = [

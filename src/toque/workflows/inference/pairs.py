@@ -349,7 +349,7 @@ class _Ranking(NamedTuple):
     """Name of the score."""
     texts: list[tuple[Text, float | None]]
     target_score: float | None
-    """Score of the written text. None if there is no such text or score."""
+    """Score of the written text. None without a written text, or if it has no score."""
 
 
 @dataclass(frozen=True)
