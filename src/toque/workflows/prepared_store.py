@@ -272,8 +272,9 @@ def refuse_other_tokenizer(config: RunConfig) -> None:
         return
     difference = "it is trained on the data"
     if not model.tokenizer.startswith(TRAINED):
-        codecs = map(load_codec, (start_folder, resolve_tokenizer(model.tokenizer)))
-        difference = "; ".join(tokenizer_differences(*codecs))
+        of_model = load_codec(start_folder)
+        of_setting = load_codec(resolve_tokenizer(model.tokenizer))
+        difference = "; ".join(tokenizer_differences(of_model, of_setting))
     if difference:
         raise ConfigError(
             f"model.tokenizer is {model.tokenizer}, which differs from the tokenizer of "

@@ -8,12 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from toque.models.families import family_of, unwrapped
 from toque.models.flops import parameter_counts
 from toque.models.generation.engine import MAX_ROWS, generate
-from toque.models.generation.options import GenerationOptions
+from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.loading.from_scratch import construct
 from toque.runs.estimate import Estimator
 from toque.runs.estimate_parts import Machine, Memory, Time
@@ -76,10 +77,11 @@ def _measure_rate(
     Only the shape of `model` is used.
     """
     config = copy.deepcopy(unwrapped(model).config)
-    real_model = construct(family_of(config), config).to(machine.where)
+    real_model: nn.Module = construct(family_of(config), config)
+    real_model.to(machine.where)
     n_texts = min(texts.n_texts, MAX_ROWS[machine.where])
     prompt = [0 for _ in range(max(1, round(texts.mean_prompt)))]
-    precision = "bf16" if machine.precision == "bf16" else "float32"
+    precision: Precision = "bf16" if machine.precision == "bf16" else "float32"
 
     def time_texts(n_tokens: int) -> float:
         options = GenerationOptions(
