@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -33,7 +33,7 @@ def _usual_shares() -> dict[tuple[str, str], tuple[float, float]]:
 
 def unusual_amounts(title: str, recipe: ParsedRecipe) -> list[str]:
     """List the foods whose share of the weight of all ingredients is unusual for the dish."""
-    grams: Counter[str] = Counter()
+    grams: defaultdict[str, float] = defaultdict(float)
     for line in recipe.ingredients:
         facts = line_facts(line)
         if facts.food is not None and facts.grams > 0.0:
