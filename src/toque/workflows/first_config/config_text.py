@@ -11,6 +11,7 @@ from toque.config.dump import flow
 from toque.config.json_schema import SCHEMA_FILE
 from toque.config.schema import TRAINED, ModelConfig
 from toque.errors import in_shell
+from toque.runs.time_left import WRITING_SHARE
 from toque.sources.decompress import UTF_8
 from toque.units import Duration
 from toque.workflows.first_config.init_base import MeasuredBase
@@ -31,7 +32,7 @@ from toque.workflows.first_config.source_survey import (
     total_records,
     total_tokens,
 )
-from toque.workflows.first_config.speed_trial import WRITING_SHARE, WRITTEN_AT_ONCE
+from toque.workflows.first_config.speed_trial import WRITTEN_AT_ONCE
 from toque.workflows.first_config.tuning import (
     FORWARD_PASSES_PER_UPDATE,
     Tuning,

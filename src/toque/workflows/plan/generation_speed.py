@@ -19,8 +19,8 @@ from toque.models.loading.from_scratch import construct
 from toque.runs.estimate import Estimator
 from toque.runs.estimate_parts import Machine, Memory, Time
 from toque.runs.generated_texts import GeneratedTexts
+from toque.runs.time_left import WRITING_SHARE
 from toque.training.micro_batch import shortest_time
-from toque.workflows.first_config.speed_trial import WRITING_SHARE
 
 _FEW_TOKENS: Final = 2
 _MORE_TOKENS: Final = 18
