@@ -313,7 +313,7 @@ class UpdateOutliner:
                 for tensor in (*stored, *gradients):
                     ledger.add(tensor)
                 with _autocast(self.precision):
-                    nats = []
+                    nats: list[Tensor] = []
                     if self.has_reference:
                         with evaluating(model), torch.no_grad():
                             nats.append(_nats(model, *_run_blocks(model, rows, plans)))

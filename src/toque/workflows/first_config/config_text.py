@@ -11,6 +11,7 @@ from toque.config.dump import flow
 from toque.config.json_schema import SCHEMA_FILE
 from toque.config.schema import TRAINED, ModelConfig
 from toque.errors import in_shell
+from toque.runs.typical_speeds import GENERATION_SHARE
 from toque.sources.decompress import UTF_8
 from toque.units import Duration
 from toque.workflows.first_config.init_base import MeasuredBase
@@ -31,7 +32,7 @@ from toque.workflows.first_config.source_survey import (
     total_records,
     total_tokens,
 )
-from toque.workflows.first_config.speed_trial import WRITING_SHARE, WRITTEN_AT_ONCE
+from toque.workflows.first_config.speed_trial import WRITTEN_AT_ONCE
 from toque.workflows.first_config.tuning import (
     FORWARD_PASSES_PER_UPDATE,
     Tuning,
@@ -270,7 +271,7 @@ def _count_affordable_texts(survey: Survey, plan: Plan) -> tuple[int, int]:
     if plan is None:
         return _MAX_FINAL_TEXTS, WRITTEN_AT_ONCE
     seconds = plan.tokens / plan.rate
-    writing_rate = plan.writing or WRITING_SHARE * plan.rate
+    writing_rate = plan.writing or GENERATION_SHARE * plan.rate
     tokens = EVALUATING * seconds * writing_rate
     affordable = math.floor(tokens / _tokens_per_record(survey))
     per_evaluation = affordable // _EVALUATIONS

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 WRITTEN_AT_ONCE: Final = 4
 """Maximum number of texts in an evaluation between updates."""
-WRITING_SHARE: Final = 0.25
-"""Ratio of generation speed to training speed, a guess if the model is not measured
-(lab/performance.md, "Threads that wait")."""
 LONG_EXAMPLE: Final = 2048
 """Number of characters above which an example is split."""
 _MIN_UPDATES: Final = 2

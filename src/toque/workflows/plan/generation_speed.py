@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 from toque.models.families import family_of, unwrapped
 from toque.models.flops import parameter_counts
 from toque.models.generation.engine import MAX_ROWS, generate
-from toque.models.generation.options import GenerationOptions
+from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.loading.from_scratch import construct
 from toque.runs.estimate import Estimator
 from toque.runs.estimate_parts import Machine, Memory, Time
 from toque.runs.generated_texts import GeneratedTexts
+from toque.runs.typical_speeds import GENERATION_SHARE
 from toque.training.micro_batch import shortest_time
-from toque.workflows.first_config.speed_trial import WRITING_SHARE
 
 _FEW_TOKENS: Final = 2
 _MORE_TOKENS: Final = 18
@@ -51,8 +51,8 @@ def add_generation(
         rate = estimator.ranks * _measure_rate(model, rank_texts, machine)
         how = "measured just now with random weights"
     else:
-        rate = WRITING_SHARE * work.tokens_per_update / plan_time.update_seconds
-        how = f"a guess: {WRITING_SHARE:.0%} of the speed of the update"
+        rate = GENERATION_SHARE * work.tokens_per_update / plan_time.update_seconds
+        how = f"a guess: {GENERATION_SHARE:.0%} of the speed of the update"
 
     seconds = texts.tokens / rate
     run_seconds = plan_time.run_seconds
@@ -79,7 +79,7 @@ def _measure_rate(
     real_model = construct(family_of(config), config).to(machine.where)
     n_texts = min(texts.n_texts, MAX_ROWS[machine.where])
     prompt = [0 for _ in range(max(1, round(texts.mean_prompt)))]
-    precision = "bf16" if machine.precision == "bf16" else "float32"
+    precision: Precision = "bf16" if machine.precision == "bf16" else "float32"
 
     def time_texts(n_tokens: int) -> float:
         options = GenerationOptions(

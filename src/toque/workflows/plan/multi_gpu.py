@@ -157,6 +157,13 @@ def _shard_memory(
         "activations and their gradients": activations,
         "whole gradients": max(0, max(backward, end) - logits - activations),
     }
+    if memory.generation is not None:
+        # All weights are gathered to generate texts, when there are no activations.
+        temporary = parts["weights gathered at once"] + parts["whole gradients"]
+        temporary += logits + activations
+        all_weights = sum(group.stored for group in groups)
+        generating = all_weights + memory.generation.total - temporary
+        parts["generating texts"] = max(0, generating)
     # The allocator's overhead is proportional to the tensors.
     ratio = sum(parts.values()) / memory.tensors
     beside = {name: round(ratio * n_bytes) for name, n_bytes in memory.beside.items()}
