@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from toque.models.families import family_of, unwrapped
@@ -19,7 +18,7 @@ from toque.models.loading.from_scratch import construct
 from toque.runs.estimate import Estimator
 from toque.runs.estimate_parts import Machine, Memory, Time
 from toque.runs.generated_texts import GeneratedTexts
-from toque.runs.time_left import WRITING_SHARE
+from toque.runs.typical_speeds import GENERATION_SHARE
 from toque.training.micro_batch import shortest_time
 
 _FEW_TOKENS: Final = 2
@@ -52,8 +51,8 @@ def add_generation(
         rate = estimator.ranks * _measure_rate(model, rank_texts, machine)
         how = "measured just now with random weights"
     else:
-        rate = WRITING_SHARE * work.tokens_per_update / plan_time.update_seconds
-        how = f"a guess: {WRITING_SHARE:.0%} of the speed of the update"
+        rate = GENERATION_SHARE * work.tokens_per_update / plan_time.update_seconds
+        how = f"a guess: {GENERATION_SHARE:.0%} of the speed of the update"
 
     seconds = texts.tokens / rate
     run_seconds = plan_time.run_seconds
@@ -77,8 +76,7 @@ def _measure_rate(
     Only the shape of `model` is used.
     """
     config = copy.deepcopy(unwrapped(model).config)
-    real_model: nn.Module = construct(family_of(config), config)
-    real_model.to(machine.where)
+    real_model = construct(family_of(config), config).to(machine.where)
     n_texts = min(texts.n_texts, MAX_ROWS[machine.where])
     prompt = [0 for _ in range(max(1, round(texts.mean_prompt)))]
     precision: Precision = "bf16" if machine.precision == "bf16" else "float32"
