@@ -36,18 +36,13 @@ RECIPES = 300
 
 def configuration(a: argparse.Namespace, folder: Path) -> Path:
     """Write the YAML file of both runs. Other settings keep their defaults."""
+    model = {"family": a.family, "tokenizer": "trained:1000", "shape": SHAPES[a.family]}
+    sources = [{"path": str(folder / "cookbook.jsonl")}]
     values = {
         "run_dir": str(folder / "run"),
         "seed": 5,
-        "model": {
-            "family": a.family,
-            "tokenizer": "trained:1000",
-            "shape": SHAPES[a.family],
-        },
-        "data": {
-            "sources": [{"path": str(folder / "cookbook.jsonl")}],
-            "store": str(folder / "store"),
-        },
+        "model": model,
+        "data": {"sources": sources, "store": str(folder / "store")},
         "optim": {"peak_lr": 1e-3, "warmup": "5 steps", "label_smoothing": 0.1},
         "augmentation": {"prompt_formats": True, "instructions": 0.5},
         "train": {
@@ -123,9 +118,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
                 process.wait()
         facts = facts_of(undisturbed)
         wrong = find_differences(facts, facts_of(killed))
-        started = next(
-            e for e in read_metrics(undisturbed / METRICS) if e["event"] == "start"
-        )
+        events = read_metrics(undisturbed / METRICS)
+        started = next(event for event in events if event["event"] == "start")
     return harness.Result(
         ours={
             "killed_after_step": reached,

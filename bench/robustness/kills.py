@@ -1,7 +1,7 @@
 """Training runs killed by SIGKILL at random moments, compared with an undisturbed run.
 
     python bench/robustness/kills.py [--kills 200] [--seed 1] [--steps 80] [--upload]
-                                     [--trainer toque|transformers] [--objective sft|dpo]
+                                     [--trainer toque|transformers] [--objective sft|dpo|grpo]
 
 A tiny T5 with dropout, augmentation and background saves trains in a process forked from this one,
 which has imported torch and transformers. A restart therefore costs tenths of a second. Each
@@ -9,9 +9,8 @@ session is killed at a random moment between the start and the end of an undistu
 run is compared, and the next run starts. The script compares SHA-256 hashes of the last weights,
 the optimizer and the finished model, and every loss. With --upload the checkpoints go to an S3
 emulator, and every tenth kill also deletes the run folder, so the run continues from the bucket.
-With --trainer transformers the script kills transformers.Trainer. With --objective dpo, the run
-starts from a short run's model and learns from pairs, without augmentation. Quality fails if Toque
-differs.
+With --trainer transformers the script kills transformers.Trainer. With another objective, the run
+starts from a short run's model, without augmentation. Quality fails if Toque differs.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import random
@@ -30,8 +30,6 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import itertools
-
 import harness
 import peers
 import yaml
@@ -42,6 +40,10 @@ from toque.workflows.diagnosis.run_facts import facts_of
 from toque.workflows.diagnosis.training_session import Session
 
 SAVE_EVERY = 3
+OBJECTIVES = {
+    "dpo": "{kind: dpo, sft_weight: 0.5}",
+    "grpo": "{kind: grpo, rewards: {'kills:variety': 1.0}, samples: 2, kl: 0.1}",
+}
 SHAPE = (
     "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"
 )
@@ -80,33 +82,45 @@ observe: {{log_every: "1 step"}}
 """
     )
     peers.toque("prepare", work / "run.yaml")
-    if a.objective == "dpo":
-        _prepare_pairs(work)
+    if a.objective != "sft":
+        _prepare_objective(work, a.objective)
 
 
-def _prepare_pairs(work: Path) -> None:
-    """Train a start model, and replace the configuration by one that learns from pairs."""
+def _prepare_objective(work: Path, kind: str) -> None:
+    """Train a start model, and change the configuration to one that learns from it."""
     base = (work / "run.yaml", "train.stop_after=20 steps", f"run_dir={work}/base")
     peers.toque("train", *base)
-    recipes = [json.loads(line) for line in (work / "a.jsonl").read_text().splitlines()]
-    with (work / "pairs.jsonl").open("w") as file:
-        for recipe, other in itertools.pairwise(recipes):
-            chosen, rejected = (
-                " ".join(r["directions"])[:200] for r in (recipe, other)
-            )
-            pair = {"prompt": recipe["title"], "chosen": chosen, "rejected": rejected}
-            file.write(json.dumps(pair) + "\n")
     config = yaml.safe_load((work / "run.yaml").read_text())
     config |= {
         "model": {"family": "auto", "start_from": f"{work}/base/model"},
-        "objective": {"kind": "dpo", "sft_weight": 0.5},
+        "objective": yaml.safe_load(OBJECTIVES[kind]),
         "augmentation": None,
     }
-    config["data"]["sources"] = [{"path": f"{work}/pairs.jsonl"}]
-    config["data"]["store"] = f"{work}/pairs"
     del config["optim"]["label_smoothing"]
+    if kind == "grpo":
+        config["train"]["batch"] = "2 examples"
+    else:
+        _write_pairs(work)
+        pairs = [{"path": f"{work}/pairs.jsonl"}]
+        config["data"] |= {"sources": pairs, "store": f"{work}/pairs"}
     (work / "run.yaml").write_text(yaml.safe_dump(config))
     peers.toque("prepare", work / "run.yaml")
+
+
+def _write_pairs(work: Path) -> None:
+    """Write pairs of the directions of two recipes."""
+    recipes = map(json.loads, (work / "a.jsonl").read_text().splitlines())
+    rows = [(r["title"], " ".join(r["directions"])[:200]) for r in recipes]
+    pairs = [
+        json.dumps({"prompt": title, "chosen": chosen, "rejected": rejected})
+        for (title, chosen), (_, rejected) in itertools.pairwise(rows)
+    ]
+    (work / "pairs.jsonl").write_text("\n".join(pairs))
+
+
+def variety(_prompts: object, texts: list[str], _references: object) -> list[int]:
+    """Compute the reward of grpo: the number of different characters of each text."""
+    return [len(set(text)) for text in texts]
 
 
 def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
@@ -117,20 +131,10 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
     )
     began = time.perf_counter()
 
-    def fresh(n: int) -> Path:
-        (work / f"killed-{n}").mkdir()
-        return work / f"killed-{n}"
-
-    def start(run: Path) -> Session:
-        return session(run, work, a, upload=a.upload)
-
     def wipe(run: Path, kills: int) -> None:
-        print(
-            f"{kills} kills after {time.perf_counter() - began:.0f} s", file=sys.stderr
-        )
+        print(f"{kills} kills", file=sys.stderr)
         if a.upload and kills % 10 == 0:
-            shutil.rmtree(run)
-            run.mkdir()
+            shutil.rmtree(run, ignore_errors=True)
 
     undisturbed = work / "undisturbed"
     first = session(undisturbed, work, a, upload=False)
@@ -138,7 +142,9 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
         raise SystemExit(first.read_log()[-3000:])
     undisturbed_seconds = time.perf_counter() - began
     outcome = kill_and_continue(
-        start, fresh, facts(undisturbed), kills=a.kills, span=undisturbed_seconds,
+        lambda run: session(run, work, a, upload=a.upload),
+        lambda n: work / f"killed-{n}",
+        facts(undisturbed), kills=a.kills, span=undisturbed_seconds,
         chance=random.Random(a.seed), facts=facts, after_kill=wipe,
     )  # fmt: skip
     exact = not outcome.problems and len(outcome.moments) == a.kills
@@ -241,7 +247,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--steps", type=int, default=80, help="updates per run")
     p.add_argument("--upload", action="store_true")
-    p.add_argument("--objective", choices=("sft", "dpo"), default="sft")
+    p.add_argument("--objective", choices=("sft", *OBJECTIVES), default="sft")
     p.add_argument("--trainer", choices=("toque", "transformers"), default="toque")
 
 

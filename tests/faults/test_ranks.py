@@ -126,6 +126,38 @@ def test_a_signal_saves_and_the_same_command_continues(
     assert find_differences(facts_of(whole), facts_of(kitchen / name)) == []
 
 
+GRPO = (
+    *("model.family=auto", "model.start_from=whole/model", "model.tokenizer=auto"),
+    *("model.shape={}", 'train.batch="4 examples"', 'train.stop_after="8 steps"'),
+    "objective={kind: grpo, kl: 0.1, samples: 4, rewards: {'kitchen_scores:variety': 1}}",
+    *("--gpus", "2"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("whole")
+def test_ranks_that_learn_from_rewards_continue_to_the_bit(kitchen: Path) -> None:
+    (kitchen / "kitchen_scores.py").write_text(
+        "def variety(prompts, texts, references):\n"
+        "    return [len(set(text)) for text in texts]\n"
+    )
+    command = train(kitchen, "rewarded", *GRPO)
+    said = said_by(command)
+    assert command.returncode == 0, said[-3000:]
+    assert len(set(losses_of(kitchen / "rewarded").values())) == 8
+
+    command = train(kitchen, "stopped-rewarded", *GRPO)
+    wait_for(kitchen / "stopped-rewarded" / "checkpoints" / "step-00000002", command)
+    psutil.Process(command.pid).send_signal(signal.SIGINT)
+    said = said_by(command)
+    assert command.returncode == 75, said[-3000:]
+    command = train(kitchen, "stopped-rewarded", *GRPO)
+    said = said_by(command)
+    assert command.returncode == 0, said[-3000:]
+    facts = facts_of(kitchen / "rewarded")
+    assert find_differences(facts, facts_of(kitchen / "stopped-rewarded")) == []
+
+
 def two_machines(
     kitchen: Path, run: str, *last_words: str
 ) -> tuple[list[int], list[str]]:
