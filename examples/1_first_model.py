@@ -58,7 +58,7 @@ for step, loss in run.losses[:: max(1, len(run.losses) // 8)]:
 
 # %%
 scores = toque.evaluate(run).metrics
-print(f"held-out loss {scores['loss']:.3f}, recipe score {scores['recipe_score']:.2f}")
+print(f"held-out loss {scores['loss']:.3f}, cookable {scores['cookable']:.2f}")
 
 # %%
 for text in toque.generate(run, "Lentil Soup: lentils, carrots, cumin", temperature=0):

@@ -24,6 +24,7 @@ pytest_plugins = [
     "fixtures.browser",
     "fixtures.buckets",
     "fixtures.kitchens",
+    "fixtures.pairs",
 ]
 
 REPOSITORY = Path(__file__).resolve().parent.parent

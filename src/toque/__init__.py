@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from toque.workflows.first_config.init import init
     from toque.workflows.inference.classify import classify
     from toque.workflows.inference.generate import generate
+    from toque.workflows.inference.pairs import pairs
     from toque.workflows.inference.serve import serve, watch
     from toque.workflows.plan.plan import plan
     from toque.workflows.prepare import prepare
@@ -60,6 +61,7 @@ __all__ = [
     "export",
     "generate",
     "init",
+    "pairs",
     "plan",
     "prepare",
     "report",
@@ -83,6 +85,7 @@ _HOME = {
     "generate": "toque.workflows.inference.generate",
     **dict.fromkeys(("compare", "verify"), "toque.workflows.report"),
     "init": "toque.workflows.first_config.init",
+    "pairs": "toque.workflows.inference.pairs",
     "plan": "toque.workflows.plan.plan",
     "score": "toque.workflows.evaluate",
     "train": "toque.api",

@@ -15,7 +15,9 @@ OTHER_PROGRAMS = {
         "--jinja",
         "--to",
     },  # llama.cpp's; to paste
-    "workflows/final_model.py": {"--to"},  # of a whole command, to paste
+    # Of whole commands, to paste.
+    "workflows/final_model.py": {"--to"},
+    "workflows/inference/pairs.py": {"--to", "--step"},
     # nvidia-smi's, Docker's and pip's; and what the doctor calls this program with.
     "workflows/diagnosis/machine_checks.py": {
         "--query-gpu",

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from toque.config import load_config, presets
 from toque.config.resolve import names_card
 from toque.config.schema import RunConfig
-from toque.config.schema_methods import AdapterConfig
+from toque.config.schema_methods import AdapterConfig, ObjectiveConfig
+from toque.units import Duration
 
 CARDS = {
     "rtx-4090": ("NVIDIA GeForce RTX 4090", (8, 9)),
@@ -20,6 +21,16 @@ CARDS = {
     "h200": ("NVIDIA H200", (9, 0)),
 }  # 24, 48, 80 and 141 GB: what torch calls them, and their capability
 WAYS = ("whole", "lora", "nf4")
+IMITATION = ObjectiveConfig()
+PROMPTS = 8  # of an update that learns from rewards
+OBJECTIVES = {
+    "dpo": ObjectiveConfig(kind="dpo"),
+    "grpo": ObjectiveConfig(kind="grpo", rewards={"recipe_score": 1.0}, samples=8),
+    "grpo with a penalty": ObjectiveConfig(
+        kind="grpo", rewards={"recipe_score": 1.0}, samples=16, kl=0.1
+    ),
+}
+"""Objectives with another memory than imitation. The last one generates many texts at a time."""
 LIMIT = 0.03  # largest distance of a plan's tensors from the fake run's peak
 # The first has no model of its own, the second is the shape of neox-1.2b.
 PRESETS = [
@@ -35,6 +46,7 @@ class Case:
     way: str
     card: str
     recompute: bool
+    objective: ObjectiveConfig = IMITATION
 
     @property
     def config(self) -> RunConfig:
@@ -49,7 +61,11 @@ class Case:
         train = found.train.model_copy(
             update={"gradient_checkpointing": self.recompute}
         )
-        return found.model_copy(update={"adapter": adapter, "train": train})
+        if self.objective.learns_from_rewards:
+            prompts = Duration(PROMPTS, "examples")
+            train = train.model_copy(update={"batch": prompts})
+        update = {"adapter": adapter, "train": train, "objective": self.objective}
+        return found.model_copy(update=update)
 
 
 def ways_of(preset: str) -> tuple[str, ...]:
@@ -76,6 +92,9 @@ class Compared:
     fits: bool
     planned: int  # tensors, without the allocator's share
     phases: dict[str, int]  # the most that tensors took in each phase of an update
+    generation: tuple[int, int] | None = (
+        None  # planned and real bytes of generated texts
+    )
 
     @property
     def peak(self) -> int:

@@ -36,6 +36,19 @@ def test_a_plan_counts_what_a_run_on_a_card_takes(on_card, preset, way):
         assert estimator.memory(model_of(estimator.config)).tensors == found[0].planned
 
 
+@pytest.mark.parametrize("objective", sorted(plan_cases.OBJECTIVES))
+@pytest.mark.parametrize("preset", ["recipe-t5-small", "agi2-small"])
+def test_a_plan_counts_pairs_copies_and_generated_texts(on_card, preset, objective):
+    settings = plan_cases.OBJECTIVES[objective]
+    case = plan_cases.Case(preset, "whole", "rtx-4090", False, settings)
+    found = on_card(cases_memory.compared, case)
+    print(found, found.generation)
+    assert found.error == pytest.approx(0.0, abs=0.05), str(found)
+    if found.generation is not None:
+        planned, real = found.generation
+        assert planned == pytest.approx(real, rel=0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("preset", "way"), SLOW)

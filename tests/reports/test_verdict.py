@@ -379,6 +379,20 @@ def test_poor_texts_have_theirs(
     assert ladder.steps[0].startswith(first)
 
 
+def test_run_that_learns_from_rewards_is_judged_by_its_rewards(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").write_text('{"generated": {"recipe_score": 0.2}}')
+    later = {"event": "step", "step": 80, "loss": 9.0, "reward": 0.4, "parts": PARTS}
+    told = events(more=[later, *EVALUATED], reward=0.3)
+    facts = judged(tmp_path, told).facts
+    signs = {sign.name: sign for sign in list_signs(facts)}
+    assert signs["reward rises"].good is True
+    assert signs["reward rises"].value == "0.300 to 0.400"
+    assert not [name for name in signs if "loss" in name]
+    (ladder,) = list_ladders(tmp_path, facts)
+    assert ladder.steps[0].startswith("a start model that imitates")
+    assert not [step for step in ladder.steps if "loss" in step]
+
+
 def test_the_share_in_the_sentence_is_that_of_the_table(tmp_path: Path) -> None:
     """88 % of the time went into evaluations, said the verdict, and the table 13.9 %."""
     after = {"event": "after", "parts": {"finishing": 60.0}}

@@ -208,3 +208,37 @@ def test_the_smoothed_loss_begins_beside_the_losses():
         mean = mean.add(raw)
         assert abs(mean.value - raw) < 0.15 * raw
     assert mean.value == pytest.approx(2.0, abs=1e-3)
+
+
+def test_rewards_replace_the_loss_of_a_policy_gradient(written):
+    for step in range(1, 4):
+        reward = {"reward": 0.1 * step, "reward_std": 0.05, "equal_groups": 0.25}
+        written.step(step, parts={"rollouts": 1.5, "forward_backward": 0.5}, **reward)
+        written.evaluation(step, 1.0 + step)
+    run = read(written)
+    assert run.measure == "reward"
+    assert run.curves["reward"].values() == pytest.approx([0.1, 0.2, 0.3])
+    assert run.curves["reward high"].last == (3.0, pytest.approx(0.35))
+    assert run.curves["reward low"].last == (3.0, pytest.approx(0.25))
+    assert run.curves["equal_groups"].last == (3.0, 0.25)
+    assert run.curves["rollouts"].last == (3.0, 0.75)
+    assert "loss" not in run.curves
+    assert "data_wait" not in run.curves
+    # The held-out loss rises while the model learns, so it is not a sign of memorising.
+    assert run.curves["held-out loss"].last == (3.0, 4.0)
+    assert run.overfitting_note == ""
+
+
+def test_loss_of_pairs_has_another_name_than_a_loss_per_token(written):
+    pairs = {"rewards/accuracies": 0.75, "rewards/margins": 0.2}
+    written.step(1, loss=0.6, **pairs)
+    written.evaluation(1, 0.5, **pairs)
+    written.evaluation(1, 0.505, **pairs)
+    run = read(written)
+    assert run.measure == "pair_loss"
+    assert run.overfitting_note == ""
+    assert run.curves["pair_loss smoothed"].last == (1.0, 0.6)
+    assert run.curves["held-out pair_loss"].last == (1.0, 0.505)
+    assert run.curves["rewards/margins"].last == (1.0, 0.2)
+    assert not {"loss", "loss smoothed", "held-out loss"} & run.curves.keys()
+    assert run.best == (0.5, 1)

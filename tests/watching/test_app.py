@@ -115,6 +115,17 @@ def test_several_runs_over_each_other_and_one_in_full(runs, showing):
         assert "checked" not in reader.parts["runs"]
 
 
+def test_reward_and_loss_of_pairs_are_named_in_the_table(tmp_path, showing):
+    WrittenRun(tmp_path / "one").step(1, loss=-0.1, reward=0.75)
+    WrittenRun(tmp_path / "two").step(1, loss=0.5, **{"rewards/accuracies": 0.75})
+    with showing(tmp_path) as address:
+        reader = Reader(address, show="one")
+        assert str(reader.next()["title"]).startswith("0.7500 · step 1")
+        assert "one running 1 10% reward 0.7500 -" in reader.text("runs")
+        assert "two running 1 10% loss of pairs 0.5000 -" in reader.text("runs")
+        assert "Rewards and losses of all runs" in reader.text("loss")
+
+
 def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
     command = [sys.executable, "-m", "toque", "watch", "runs", "--port", "0"]
     watching = subprocess.Popen(

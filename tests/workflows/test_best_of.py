@@ -28,7 +28,7 @@ LIKE = [[-1.0], [-3.0, -1.0], [-0.5, -2.5, -0.3]]
     ("by", "texts", "order", "used"),
     [
         ("recipe_score", [NO_LIST, OTHER, GOOD], [2, 1, 0], "recipe_score"),
-        (None, [NO_LIST, OTHER, GOOD], [2, 1, 0], "recipe_score"),
+        (None, [NO_LIST, OTHER, GOOD], [2, 1, 0], "cookable"),
         (
             "hallucinated_ingredients",
             [OTHER, GOOD, NO_LIST],
@@ -57,26 +57,19 @@ def test_the_best_come_first(by, texts, order, used) -> None:
         assert chosen.mean == fmean(score for score in own if score is not None)
 
 
-def test_no_soup_is_baked_where_another_is_not() -> None:
-    baked = f"{GOOD}\n2. Preheat the oven to 350 degrees F.\n3. Bake for 20 minutes."
-    poor = GOOD.replace("2 cups ", "")
-    texts = [baked, poor]
-    baked_score, poor_score = (
-        text_metrics(PROMPT, text)["recipe_score"] for text in texts
-    )
-    assert baked_score > poor_score
-    assert (
-        text_metrics(PROMPT, baked)["oven_fits"]
-        < text_metrics(PROMPT, poor)["oven_fits"]
-    )
-    of_a_pie = PROMPT.replace("Pea Soup", "Pea Pie")
-    for by, prompt, best in (
-        (None, PROMPT, 1),
-        ("recipe_score", PROMPT, 0),
-        (None, of_a_pie, 0),
+def test_a_recipe_is_chosen_by_whether_one_can_cook_from_it() -> None:
+    """The recipe score prefers a soup that is baked to one without an amount."""
+    simmered = GOOD.replace("2 cups ", "").replace("the peas", "the peas and onion")
+    baked = GOOD.replace("the peas", "the peas and onion")
+    baked += "\n2. Preheat the oven to 350 degrees F.\n3. Bake for 20 minutes."
+    pie = PROMPT.replace("Pea Soup", "Pea Pie")
+    for by, prompt, order in (
+        (None, PROMPT, [1, 0]),
+        ("recipe_score", PROMPT, [0, 1]),
+        (None, pie, [0, 1]),
     ):
-        ranked = BestOf(2, by).rank(prompt, texts, [[-1.0], [-1.0]])
-        assert [number for number, _ in ranked] == [best, 1 - best]
+        ranked = BestOf(2, by).rank(prompt, [baked, simmered], [[-1.0], [-1.0]])
+        assert [number for number, _ in ranked] == order
 
 
 def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
@@ -100,7 +93,7 @@ def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
     [
         (
             lambda: BestOf(8, "taste"),
-            "Use likelihood or, for recipes, one of recipe_score, ing",
+            "Use likelihood or, for recipes, one of cookable, recipe",
         ),
         (lambda: BestOf(0), "at least 1"),
         (lambda: BestOf(1, "form"), "needs several texts"),

@@ -1,6 +1,7 @@
 """Runs held against each other: what differs, what it is worth, and what cannot be said."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import toque
 from toque.cli import main
 from toque.errors import CheckpointError, ConfigError
 from toque.evaluation.bootstrap import FILE, PerText, TextTable, losses_table, to_json
+from toque.runs.history import METRICS
 from watching.written_run import WrittenRun
 
 DRAWN = np.random.default_rng(3)
@@ -53,6 +55,83 @@ def run_of(
                       "generated": {"recipe_score": 0.5, "texts": 40}}  # fmt: skip
         (folder / "evaluation.json").write_text(json.dumps(evaluation))
     return folder
+
+
+def with_objective(run: Path, kind: str, **measured: float) -> Path:
+    """Change a run to another objective, with its measurements of held-out pairs."""
+    with (run / "config.yaml").open("a") as file:
+        file.write(f"objective: {{kind: {kind}}}\n")
+    record = json.loads((run / "evaluation.json").read_text())
+    record["heldout"] |= measured
+    (run / "evaluation.json").write_text(json.dumps(record))
+    if measured:
+        lines = (run / METRICS).read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            if event["event"] == "step":
+                event.update(measured)
+            if event["event"] == "evaluation":
+                event["metrics"].update(measured)
+        (run / METRICS).write_text("".join(json.dumps(e) + "\n" for e in events))
+    return run
+
+
+def test_loss_of_pairs_is_not_held_against_a_loss_per_token(tmp_path):
+    first = run_of(tmp_path / "a")
+    other = run_of(tmp_path / "bb", better_by=3.0, score=-0.1)
+    pairs = {"rewards/accuracies": 0.75, "rewards/margins": 0.5}
+    with_objective(other, "dpo", **pairs)
+    found = toque.compare(first, other)
+    assert found.sentence.startswith("a is better than bb: recipe score 0.1000 higher")
+    assert "held-out loss" not in found.sentence
+    assert found.record["runs"]["a"]["scores"]["loss"] == 2.5
+    assert found.record["runs"]["bb"]["scores"] == {
+        "pair_loss": 2.5, "target_tokens": 2400, "recipe_score": 0.5, "texts": 40, **pairs,
+    }  # fmt: skip
+    text = str(found)
+    for row in (
+        r"held-out loss of pairs +- +2\.5000",
+        r"accuracy of pairs +- +0\.7500",
+        r"lowest held-out loss +2\.0000 at step 10 +-",
+        r"lowest held-out loss of pairs +- +2\.0000 at step 10",
+    ):
+        assert re.search(f"^  {row}$", text, re.MULTILINE)
+    (note,) = found.record["notes"]
+    assert note.startswith("Objectives: sft (a), dpo (bb). The held-out loss")
+    page = found.page.read_text()
+    assert "Objectives: sft (a), dpo (bb)" in page
+    assert "Training loss of pairs, smoothed" in page
+
+
+def test_held_out_loss_does_not_rank_runs_that_learn_from_rewards(tmp_path):
+    folders = [
+        with_objective(run_of(tmp_path / name, better_by=3.0 * n), "grpo")
+        for n, name in enumerate(("a", "bb"))
+    ]
+    found = toque.compare(*folders)
+    assert found.record["differences"]["bb"]["loss"]["better"] == "other"  # a fact
+    assert found.sentence.startswith("bb and a do not differ significantly: recipe")
+    for folder in folders:
+        table = json.loads((folder / FILE).read_text())
+        table["texts"] = {"keys": [], "measures": {}}
+        (folder / FILE).write_text(json.dumps(table))
+    found = toque.compare(*folders)
+    assert found.sentence.startswith("bb and a are not ranked, because")
+
+
+def test_cookable_is_named_before_the_recipe_score(tmp_path):
+    folders = [
+        with_objective(run_of(tmp_path / name, score=score), "grpo")
+        for name, score in (("a", 0.0), ("bb", 0.1))
+    ]
+    for folder in folders:
+        table = json.loads((folder / FILE).read_text())
+        measures = table["texts"]["measures"]
+        measures["cookable"] = measures["recipe_score"]
+        (folder / FILE).write_text(json.dumps(table))
+    sentence = toque.compare(*folders).sentence
+    assert sentence.startswith("bb is better than a: cookable 0.1000 higher (")
+    assert "and recipe score 0.1000 higher (" in sentence
 
 
 def test_the_better_run_is_named_with_its_interval_and_cost(tmp_path):

@@ -130,7 +130,7 @@ def weights_of(run: Path) -> str:
 def test_continued_run_has_the_same_weights(begun, kl):
     whole = train(begun, f"whole-{kl}", objective={"kl": kl})
     stopped = train(begun, f"stopped-{kl}", objective={"kl": kl}, callbacks=[StopAt(2)])
-    assert len(steps_of(stopped)) == 2
+    assert len(steps_of(stopped)) == 3  # the signal ends the next update
     train(begun, f"stopped-{kl}", objective={"kl": kl})
     names = ["reward", "loss", "entropy", "text_tokens", *(["kl"] if kl else [])]
     assert [[s[n] for n in names] for s in steps_of(stopped)] == [
@@ -191,10 +191,24 @@ def test_penalty_measures_the_divergence(begun):
 
 
 def test_constant_reward_changes_nothing_and_says_so(begun):
-    run = train(
-        begun, "constant", objective={"rewards": {"kitchen_rewards:constant": 1.0}}
-    )
+    constant = {"rewards": {"kitchen_rewards:constant": 1.0}, "samples": 2}
+    length = {"stop_after": "11 steps", "batch": "2 examples"}
+    run = train(begun, "constant", objective=constant, train=length)
     assert all(step["equal_groups"] == 1.0 for step in steps_of(run))
+    events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    (warning,) = [event for event in events if event["event"] == "warning"]
+    assert (warning["step"], "learns nothing" in warning["message"]) == (10, True)
+
+
+def test_best_and_worst_text_of_an_update_are_samples(begun):
+    length = {"stop_after": "4 steps", "evaluate_every": "2 steps"}
+    run = train(begun, "shown", train=length)
+    samples = map(json.loads, (run / "samples.jsonl").read_text().splitlines())
+    rewarded = [s for s in samples if "reward" in s["metrics"]]
+    assert {s["step"] for s in rewarded} == {2, 4}
+    for sample in rewarded:
+        word = sample["prompt"].split()[-1]
+        assert sample["metrics"]["reward"] == float(word in sample["text"].split())
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,17 @@ from toque.workflows.first_config.model_sizes import SIZES
 from toque.workflows.first_config.sizing import (
     BYTES_PER_TOKEN,
     FIT,
-    MAX_PASSES,
     OF_PLAIN_TEXT,
     OF_RECIPES,
     VOCABULARY,
     TextTokenizer,
     estimate_difficulty,
     find_best_size,
-    plan_tuning,
     predict_bits,
     trained_tokenizer,
-    tuned_lr,
 )
 from toque.workflows.first_config.speed_trial import measure_rate
+from toque.workflows.first_config.tuning import MAX_PASSES, plan_tuning, tuned_lr
 
 EACH = BYTES_PER_TOKEN[VOCABULARY]
 

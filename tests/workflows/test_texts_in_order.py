@@ -133,7 +133,7 @@ GOOD = (
 
 def test_poor_texts_get_a_hint_and_good_ones_none() -> None:
     good, poor = Written(PROMPT, GOOD, 60), Written(PROMPT, "peas peas peas peas", 4)
-    assert next(iter(good.metrics)) == "recipe_score"  # the one to rank by comes first
+    assert next(iter(good.metrics)) == "cookable"  # the one to rank by comes first
     assert advise_on_texts([good]) == ""
     assert "0.00 of 1" in advise_on_texts([poor, poor])
     assert advise_on_texts([good, poor, poor]).startswith("The texts are still poor")

@@ -70,8 +70,8 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "Begin": (run.demo, data.init),
     "From data to a model in use": (
-        data.prepare, run.train, run.evaluate, run.generate, chat, run.serve, data.report,
-        run.export,
+        data.prepare, run.train, run.evaluate, run.generate, run.pairs, chat, run.serve,
+        data.report, run.export,
     ),
     "Watch": (look.watch, look.compare, look.checkpoints),
     "Look up": (

@@ -26,7 +26,7 @@ from toque.cli.launch import (
     start_ranks,
     starts_ranks,
 )
-from toque.cli.text_flags import TextFlags
+from toque.cli.text_flags import PairFlags, TextFlags
 from toque.errors import Interrupted, in_shell
 from toque.training.distributed.accelerate import refuse_lone_process
 from toque.user_paths import named_path
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from toque.workflows.results import Answer, TrainedRun, Written
 
 _DEFAULT_TEXTS: Final = TextFlags()
+_DEFAULT_PAIRS: Final = PairFlags()
 
 
 def demo(*overrides: Overrides, n: int | None = None) -> None:
@@ -287,6 +288,64 @@ def _print_texts(texts: Sequence[Written | Answer], *, json: bool) -> None:
     for text in texts:
         line = dumps(text.record(), ensure_ascii=False) if json else str(text)
         print(for_terminal(line), flush=True)
+
+
+def pairs(
+    run: str,
+    /,
+    *,
+    to: str,
+    file: str | None = None,
+    chosen: Literal["written", "best"] | None = None,
+    samples: int | None = None,
+    by: str | None = None,
+    limit: int = 1000,
+    flags: Annotated[PairFlags, Parameter(name="*")] = _DEFAULT_PAIRS,
+    device: str = "auto",
+    replace: bool = False,
+) -> None:
+    """Write preference pairs for `objective: {kind: dpo}` from texts of a run's model.
+
+    Prints the number of pairs, and a configuration that learns from them. The same command writes
+    the same pairs.
+
+    Args:
+        run: run folder or checkpoint (RUN/best/step-00000200).
+        to: file to write, e.g. own-pairs.jsonl.
+        file: file with one prompt per line, or JSON lines with `prompt` and, optionally, `target`.
+            Default: training examples of the run, in random order.
+        chosen: written, the target of a prompt; or best, the best text of the model. Default:
+            written if all prompts have a target.
+        samples: number of texts per prompt. The one with the lowest score is rejected. Default: 1
+            for written and 8 for best.
+        by: the score: cookable, another recipe score, likelihood (the mean log-probability of the
+            tokens), or a function of your own as module:function. Default: cookable for recipe
+            prompts, otherwise likelihood.
+        limit: maximum number of prompts.
+        flags: flags for texts.
+        device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
+        replace: overwrite an existing file.
+    """
+    from toque.workflows.inference.pairs import pairs as workflow
+
+    result = workflow(
+        run,
+        to,
+        file=file,
+        chosen=chosen,
+        samples=samples,
+        by=by,
+        limit=limit,
+        max_new_tokens=flags.max_new_tokens,
+        temperature=flags.temperature,
+        top_p=flags.top_p,
+        seed=flags.seed,
+        precision=flags.precision,
+        device=device,
+        replace=replace,
+        reporter=ConsoleReporter(),
+    )
+    print(result)
 
 
 def serve(

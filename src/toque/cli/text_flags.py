@@ -56,6 +56,16 @@ class ChatFlags(SamplingFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairFlags(SamplingFlags):
+    """Flags of `toque pairs` for texts. By default, they are samples of the model itself."""
+
+    temperature: float = 1.0
+    """randomness of the texts. 0 always chooses the most likely token."""
+    top_p: float = 1.0
+    """sample from the most likely tokens that together have this probability."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextFlags(SamplingFlags):
     """Flags of `toque generate` that apply to generated texts, but not to the choice of an answer.
 
@@ -78,9 +88,9 @@ class TextFlags(SamplingFlags):
     """number of texts to generate per prompt. The best one (with --n, the n best) is printed with
     its score and the mean score."""
     by: str | None = None
-    """the score with which --best-of compares texts: recipe_score, another recipe score, or
-    likelihood, the mean log-probability of the tokens. Default: recipe_score for recipe prompts,
-    with soups and drinks that heat an oven last, otherwise likelihood."""
+    """the score with which --best-of compares texts: cookable, another recipe score, or
+    likelihood, the mean log-probability of the tokens. Default: cookable for recipe prompts,
+    otherwise likelihood."""
 
     def refuse_changes(self) -> None:
         """Check that no flag was changed, for a command that chooses answers.

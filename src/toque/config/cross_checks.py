@@ -18,7 +18,8 @@ _RUN_FOLDERS = {"best", "checkpoints", "model", "outbox", "set-aside"}
 
 
 _SETTINGS_OF_OBJECTIVES: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("dpo",): ("beta", "label_smoothing", "sft_weight", "length_normalised"),
+    ("dpo",): ("beta", "label_smoothing", "length_normalised"),
+    ("dpo", *FROM_REWARDS): ("sft_weight",),
     FROM_REWARDS: ("rewards", "samples", "temperature", "kl"),
 }
 """Settings of `objective`, by the kinds that use them."""
@@ -157,6 +158,14 @@ def _objective_conflicts(config: RunConfig) -> Iterator[Conflict]:
     if objective.learns_from_rewards:
         yield from _reward_conflicts(config)
 
+    data = config.data
+    if data.sources and not data.validation and data.validation_fraction == 0:
+        yield Conflict(
+            "data.validation_fraction",
+            "objective.kind",
+            f"{objective.kind} is evaluated on held-out examples. Set it to 0.1, for example, or "
+            "name held-out files in `data.validation`.",
+        )
     if config.model.start_from == "scratch":
         yield Conflict(
             "objective.kind",
@@ -191,7 +200,7 @@ def _reward_conflicts(config: RunConfig) -> Iterator[Conflict]:
             "objective.rewards",
             "objective.kind",
             "there is nothing to learn from. Set it to scores and weights other than 0, e.g. "
-            "{recipe_score: 1.0}.",
+            "{cookable: 1.0}.",
         )
     if config.train.batch.unit != "examples":
         yield Conflict(
@@ -199,6 +208,13 @@ def _reward_conflicts(config: RunConfig) -> Iterator[Conflict]:
             "objective.kind",
             "the texts of an update do not exist yet, so it has a number of prompts. Set "
             '`train.batch` to a number of examples such as "8 examples".',
+        )
+    if config.objective.kl and config.objective.sft_weight:
+        yield Conflict(
+            "objective.kl",
+            "objective.sft_weight",
+            "the divergence is a mean over the texts of the model, and both keep it near the data. "
+            "Set one of them to 0.",
         )
     if config.objective.kl and config.train.strategy == "fsdp":
         yield Conflict(

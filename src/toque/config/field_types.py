@@ -226,7 +226,7 @@ ScoreName = Annotated[
     str,
     Predicate(str.strip),
     Allowed(
-        "loss, perplexity, or a score of the texts such as bleu, rougeL or recipe_score"
+        "loss, perplexity, or a score of the texts such as bleu, rougeL or cookable"
     ),
 ]
 """A metric of the evaluations during training. A run that does not compute it is refused."""
@@ -238,7 +238,7 @@ RewardName = Annotated[
             bool(name.strip()) and (":" not in name or _PYTHON_NAME.fullmatch(name))
         )
     ),
-    Allowed("a recipe score such as recipe_score, or module:function"),
+    Allowed("a recipe score such as cookable, or module:function"),
 ]
 """A score of generated texts. `toque.evaluation.rewards` knows the names."""
 PythonName = Annotated[str, Predicate(_PYTHON_NAME.fullmatch), Allowed("module:name")]

@@ -324,7 +324,7 @@ class EarlyStoppingConfig(Config):
     """Smallest improvement that counts, in units of the metric; nats for the loss."""
     metric: ScoreName = "loss"
     """Metric that must improve: the held-out loss, perplexity, or a score of the texts generated
-    at every evaluation, e.g. bleu, rougeL, recipe_score (docs/guides/evaluate-and-compare.md)."""
+    at every evaluation, e.g. bleu, rougeL, cookable (docs/guides/evaluate-and-compare.md)."""
 
 
 class TrainConfig(Config):

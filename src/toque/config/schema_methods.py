@@ -68,12 +68,14 @@ class ObjectiveConfig(Config):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo: share of the pairs that are assumed to be the wrong way round (Mitchell 2023)."""
     sft_weight: Annotated[float, Field(ge=0)] = 0.0
-    """dpo: weight of the chosen answer's cross-entropy per token, added to the loss (Pang et al.
-    2024). 1 keeps the probability of chosen answers from falling."""
+    """Weight of imitation, added to the loss. dpo: the chosen answer's cross-entropy per token
+    (Pang et al. 2024); 1 keeps the probability of chosen answers from falling. grpo and best_of:
+    the cross-entropy per token of the prompts' targets in the data; it keeps the held-out loss from
+    rising."""
     length_normalised: bool = False
     """dpo: divide the log-probability of an answer by its number of tokens."""
     rewards: dict[RewardName, Annotated[float, Predicate(math.isfinite)]] = {}  # noqa: RUF012
-    """grpo and best_of: scores of a text and their weights, e.g. {recipe_score: 1.0}. A function of
+    """grpo and best_of: scores of a text and their weights, e.g. {cookable: 1.0}. A function of
     your own is module:function. It is called with lists of prompts, texts and references, and
     returns one number per text (docs/guides/learn-from-rewards.md)."""
     samples: Annotated[int, Field(ge=2)] = 8

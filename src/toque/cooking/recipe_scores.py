@@ -1,4 +1,9 @@
-"""Recipe scores of a generated text, each in [0, 1]. `recipe_score` combines them.
+"""Recipe scores of a generated text, each in [0, 1]. Two scores combine them.
+
+* cookable: whether a reader can cook from the text as it is.
+* recipe_score: the form of a recipe, and whether it fits the prompt.
+
+The scores of form:
 
 * ingredient_coherence: fraction of ingredients with a quantity and a name.
 * instruction_quality: fraction of steps with a cooking verb.
@@ -18,6 +23,14 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from toque.cooking.cookable import cookable
+from toque.cooking.dish_steps import dish_made, food_cooked
+from toque.cooking.ingredient_use import (
+    added_once,
+    ingredients_named,
+    requested_listed,
+    steps_detailed,
+)
 from toque.cooking.ingredients.names import (
     forms_in_line,
     has_quantity,
@@ -27,6 +40,7 @@ from toque.cooking.ingredients.names import (
 )
 from toque.cooking.labels.foods import find_food
 from toque.cooking.normalised_words import (
+    VERB_FORMS,
     has_action_verb,
     parts_of_title,
     share_distinct,
@@ -44,6 +58,7 @@ from toque.cooking.prompts import (
 )
 from toque.cooking.recipe import ParsedRecipe, parse_text
 from toque.cooking.times_and_heat import oven_fits, times_and_heat
+from toque.cooking.usual_amounts import amounts_differ, amounts_usual
 
 
 def _around_title(request: str) -> tuple[str, str]:
@@ -65,17 +80,22 @@ POOR = 0.6
 score.
 """
 NAMES = (
-    "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
-    "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
+    "cookable", "recipe_score", "ingredient_coverage", "hallucinated_ingredients",
+    "ingredients_used", "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
     "ingredient_coherence", "instruction_quality", "completeness", "format_correctness", "form",
-    "times_and_heat", "sentences_once", "oven_fits",
+    "times_and_heat", "sentences_once", "oven_fits", "ingredients_named", "requested_listed",
+    "added_once", "foods_listed", "dish_made", "food_cooked", "amounts_usual", "amounts_differ",
+    "phrases_once", "steps_detailed",
 )  # fmt: skip
 """Names of the scores in `text_metrics`."""
-_NOT_IN_MEAN = frozenset(
-    {"variety", "title_kept", "form", "times_and_heat", "sentences_once", "oven_fits"}
-)
-"""Scores that are not in the mean of `recipe_score`. The first two are factors. The last three were
-added later, and would make scores of earlier runs incomparable."""
+_IN_MEAN = frozenset(
+    {
+        "ingredient_coverage", "hallucinated_ingredients", "ingredients_used", "steps_listed",
+        "quantity_sanity", "structure", "ingredient_coherence", "instruction_quality",
+        "completeness", "format_correctness",
+    }
+)  # fmt: skip
+"""Scores in the mean of `recipe_score`."""
 
 RECIPE_SCORES = frozenset(NAMES)
 
@@ -93,6 +113,7 @@ def text_metrics(
     if not asks_for_a_recipe(prompt, knows_recipes=knows_recipes):
         return {}
     recipe, requested = parse_text(text), requested_ingredients(prompt)
+    title = title_of(prompt)
     all_scores: dict[str, float | None] = {}
     if requested:
         all_scores["ingredient_coverage"] = ingredient_coverage(requested, text)
@@ -103,18 +124,32 @@ def text_metrics(
     all_scores |= {
         "ingredients_used": ingredients_used(recipe),
         "steps_listed": steps_listed(recipe),
-        "title_kept": title_kept(title_of(prompt), recipe),
+        "title_kept": title_kept(title, recipe),
         "variety": variety(recipe),
         "quantity_sanity": quantity_sanity(recipe),
         "structure": structure_score(text, recipe),
         **evaluate_recipe(text, recipe),
         "times_and_heat": times_and_heat(recipe),
         "sentences_once": sentences_once(recipe),
-        "oven_fits": oven_fits(title_of(prompt), recipe),
+        "oven_fits": oven_fits(title, recipe),
+        "ingredients_named": ingredients_named(recipe),
+        "requested_listed": requested_listed(requested, recipe),
+        "added_once": added_once(recipe),
+        "foods_listed": foods_listed(title, recipe),
+        "dish_made": dish_made(title, recipe),
+        "food_cooked": food_cooked(title, recipe),
+        "amounts_usual": amounts_usual(title, recipe),
+        "amounts_differ": amounts_differ(recipe),
+        "phrases_once": phrases_once(recipe),
+        "steps_detailed": steps_detailed(recipe),
     }
     scores = {name: score for name, score in all_scores.items() if score is not None}
     n_parts = bool(recipe.ingredients) + bool(recipe.steps)
-    return {"recipe_score": recipe_score(scores, share_of_parts=n_parts / 2), **scores}
+    combined = {
+        "cookable": cookable(scores, is_complete=n_parts == 2),
+        "recipe_score": recipe_score(scores, share_of_parts=n_parts / 2),
+    }
+    return combined | scores
 
 
 def recipe_score(scores: Mapping[str, float], *, share_of_parts: float = 1.0) -> float:
@@ -128,7 +163,7 @@ def recipe_score(scores: Mapping[str, float], *, share_of_parts: float = 1.0) ->
     terms = [
         1.0 - score if name == "hallucinated_ingredients" else score
         for name, score in scores.items()
-        if name not in _NOT_IN_MEAN
+        if name in _IN_MEAN
     ]
     mean = sum(terms) / len(terms)
     title_factor = (1.0 + scores.get("title_kept", 1.0)) / 2.0
@@ -222,6 +257,13 @@ def sentences_once(recipe: ParsedRecipe) -> float | None:
             if len(words) >= RUN_WORDS:
                 sentences.append(" ".join(words).rstrip(".!"))
     return share_distinct(sentences) if sentences else None
+
+
+def phrases_once(recipe: ParsedRecipe) -> float | None:
+    """Compute the fraction of distinct sequences of three words in the steps; None without any."""
+    words = [word for step in recipe.steps for word in words_of(step)]
+    triples = list(zip(words, words[1:], words[2:], strict=False))
+    return share_distinct(triples) if triples else None
 
 
 STAPLES = frozenset({"water", "salt", "pepper"})
@@ -356,6 +398,32 @@ def steps_listed(recipe: ParsedRecipe) -> float | None:
     n_unlisted_foods = sum(map(_is_food, unlisted_words))
     n_foods = len(listed_foods) + n_unlisted_foods
     return len(listed_foods) / n_foods if n_foods else None
+
+
+_FOODS_TOO = {"butter", "cheese", "corn", "egg", "noodle", "spaghetti", "tortilla"}
+"""Names of dishes that are foods in steps."""
+_ALWAYS_THERE = frozenset(
+    """
+    bechamel crisp custard filling frosting gelatin glaze grit herb ice juice liquid muffin oil
+    pepper salt sauce spice stock syrup topping vegetable water yolk
+    """.split()  # noqa: SIM905
+)
+_NOT_FOODS = {stem(word) for word in VERB_FORMS} - {"butter", "flour"} | _ALWAYS_THERE
+"""Stems in steps that are verbs, mixtures or always at hand, although the food table has them."""
+
+
+def foods_listed(title: str, recipe: ParsedRecipe) -> float | None:
+    """Score foods in the steps that the recipe does not list: 1 / (1 + their number).
+
+    None without steps. Unlike `steps_listed`, it also counts butter, flour, garlic and onions.
+    """
+    if not recipe.steps:
+        return None
+    known = _stems_in_list(recipe) | set(map(stem, words_of(title)))
+    unlisted_words = (
+        _stems_in_steps(recipe) - known - (_NAMES_DISHES - _FOODS_TOO) - _NOT_FOODS
+    )
+    return 1.0 / (1.0 + sum(map(_is_food, unlisted_words)))
 
 
 def _stems_in_steps(recipe: ParsedRecipe) -> set[str]:

@@ -15,7 +15,7 @@ from toque.cooking.prompts import asks_for_a_recipe
 from toque.cooking.recipe_scores import NAMES, text_metrics
 from toque.errors import ConfigError, argument
 from toque.models.generation.options import GenerationOptions
-from toque.runs.history import metric_named
+from toque.runs.metric_names import metric_named
 
 LIKELIHOOD: Final = "likelihood"
 
@@ -49,8 +49,7 @@ class BestOf:
     n: int = 1
     """Number of texts to choose from. 1 turns the choice off."""
     by: str | None = None
-    """Name of the score. Default: recipe_score for recipe prompts, otherwise likelihood.
-    """
+    """Name of the score. Default: cookable for recipe prompts, otherwise likelihood."""
 
     def __post_init__(self) -> None:
         if self.by is not None and self.by not in (LIKELIHOOD, *NAMES):
@@ -123,9 +122,8 @@ class BestOf:
     ) -> list[tuple[int, Chosen]]:
         """Rank the texts for a prompt. Return their indices and scores, the best first.
 
-        Texts without the score come last. If no text has the score, the likelihood replaces it. If
-        no score was requested, recipes with an `oven_fits` of 0 come last. Equal scores are ranked
-        by likelihood, then by index.
+        Texts without the score come last. If no text has the score, the likelihood replaces it.
+        Equal scores are ranked by likelihood, then by index.
 
         Args:
             prompt: Prompt in the format that the model expects.
@@ -136,7 +134,7 @@ class BestOf:
         """
         asks_recipe = asks_for_a_recipe(prompt, knows_recipes=knows_recipes)
         is_recipe = asks_recipe and not in_json
-        by = self.by or ("recipe_score" if is_recipe else LIKELIHOOD)
+        by = self.by or ("cookable" if is_recipe else LIKELIHOOD)
         likelihoods = [fmean(values) for values in logprobs]
         metrics: list[Mapping[str, float]] = [{} for _ in texts]
         if by != LIKELIHOOD:
@@ -150,11 +148,10 @@ class BestOf:
             scores = [*likelihoods]
         sign = -1.0 if metric_named(by).better == "lower" else 1.0
 
-        def sort_key(i: int) -> tuple[bool, bool, float, float]:
+        def sort_key(i: int) -> tuple[bool, float, float]:
             """Return a key that is smaller for a better text."""
             score = scores[i]
-            misses_oven = self.by is None and metrics[i].get("oven_fits") == 0.0
-            return (score is None, misses_oven, -sign * (score or 0.0), -likelihoods[i])
+            return (score is None, -sign * (score or 0.0), -likelihoods[i])
 
         mean = fmean(score for score in scores if score is not None)
         ranking = sorted(range(len(texts)), key=sort_key)

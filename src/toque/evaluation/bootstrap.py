@@ -211,9 +211,8 @@ def t_quantile(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t with `freedom` degrees of freedom."""
     if freedom <= len(_T):
         return _T[freedom - 1]
-    # The Cornish-Fisher expansion (Hill 1970, eq. 3), with an error below 1e-3. z is the normal
-    # distribution's 97.5 % quantile.
-    z = 1.959964
+    # The Cornish-Fisher expansion (Hill 1970, eq. 3), with an error below 1e-3.
+    z = _Z
     return (
         z
         + (z**3 + z) / (4 * freedom)
@@ -222,8 +221,26 @@ def t_quantile(freedom: int) -> float:
     )
 
 
+_Z: Final = 1.959964
+"""97.5 % quantile of the normal distribution."""
 _T: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantiles of Student's t with 1 to 10 degrees of freedom."""
+
+
+def wilson_interval(share: float, n: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a share of `n` independent cases (Wilson 1927).
+
+    Unlike a bootstrap interval, it has a width if the share is 0 or 1.
+
+    >>> tuple(round(end, 3) for end in wilson_interval(0.8, 50))
+    (0.67, 0.888)
+    """
+    ratio = _Z**2 / n
+    centre = share + ratio / 2
+    half = _Z * math.sqrt(share * (1.0 - share) / n + ratio / (4 * n))
+    return max(0.0, (centre - half) / (1 + ratio)), min(
+        1.0, (centre + half) / (1 + ratio)
+    )
 
 
 def subtract_scores(ours: PerText, theirs: PerText) -> Interval | None:

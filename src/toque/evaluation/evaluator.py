@@ -26,7 +26,7 @@ from toque.evaluation.text_scores import (
     score_names_of,
 )
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
-from toque.runs.history import metric_named
+from toque.runs.metric_names import metric_named
 from toque.runs.run_record import BITS, HELD_OUT
 from toque.training.callbacks import Goal
 from toque.training.distributed.collectives import Ranks

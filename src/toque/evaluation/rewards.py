@@ -37,25 +37,7 @@ class Rewards:
         Raises:
             ConfigError: A name is not a score, or its code is untrusted or cannot be imported.
         """
-        functions: dict[str, Reward] = {}
-        for name in objective.rewards:
-            if is_user_metric(name):
-                function = import_user_code(
-                    foreign, name, setting=_SETTING, kind="a function"
-                )
-                if not callable(function):
-                    raise ConfigError(
-                        f"{_SETTING} names {name}, which is not a function."
-                    )
-                functions[name] = function
-            elif name in NAMES:
-                functions[name] = _recipe_reward(name)
-            else:
-                raise ConfigError(
-                    f"{_SETTING} names {name}, which is not a score."
-                    f"{nearest_hint(name, NAMES)} Use module:function, or one of "
-                    f"{', '.join(NAMES)}."
-                )
+        functions = {name: find_reward(name, foreign) for name in objective.rewards}
         return cls(functions, objective.rewards)
 
     def score(
@@ -78,6 +60,32 @@ class Rewards:
                 f"{_show(prompts[first], texts[first])} Use smaller weights in {_SETTING}."
             )
         return total
+
+
+def find_reward(name: str, foreign: ForeignCode, *, setting: str = _SETTING) -> Reward:
+    """Look up a recipe score, or import a function of the user.
+
+    Args:
+        name: Name of a score, or module:function.
+        foreign: Untrusted code that must not be imported.
+        setting: The setting with this name, for messages.
+
+    Raises:
+        ConfigError: The name is not a score, or its code is untrusted or cannot be imported.
+    """
+    if is_user_metric(name):
+        function: Reward = import_user_code(
+            foreign, name, setting=setting, kind="a function"
+        )
+        if not callable(function):
+            raise ConfigError(f"{setting} names {name}, which is not a function.")
+        return function
+    if name in NAMES:
+        return _recipe_reward(name)
+    raise ConfigError(
+        f"{setting} names {name}, which is not a score.{nearest_hint(name, NAMES)} Use "
+        f"module:function, or one of {', '.join(NAMES)}."
+    )
 
 
 def _call(

@@ -14,7 +14,12 @@ from toque.batch import Batch
 from toque.config.schema import RunConfig
 from toque.config.schema_methods import ObjectiveConfig
 from toque.data.array_types import Floats
-from toque.data.loader.batch_stream import BatchStream, Step, example_keys
+from toque.data.loader.batch_stream import (
+    BatchStream,
+    RewardedText,
+    Step,
+    example_keys,
+)
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import Update
 from toque.data.loader.packing import RowShape, computed_lengths, pack, round_up
@@ -131,7 +136,7 @@ class Rollouts:
         """Generate the texts of an update, score them, and give them weights.
 
         The batch has the texts with a weight. With `kl` it has all texts, because the divergence is
-        a mean over the texts of the model.
+        a mean over the texts of the model. With `sft_weight` it also has the target of each prompt.
         """
         objective = self.settings.objective
         rows = list(chain.from_iterable(update.rows))
@@ -143,17 +148,19 @@ class Rollouts:
         if objective.kl:
             in_batch[:] = True
         indices = np.flatnonzero(in_batch)
-        batch = self._batch([texts[i] for i in indices])
-        totals = self._sum_over_ranks(texts, rewards, weights, batch)
+        targets = self._targets(rank_rows) if objective.sft_weight else []
+        batch = self._batch([*(texts[i] for i in indices), *targets])
+        totals = self._sum_over_ranks(texts, targets, rewards, weights, batch)
 
         n_targets = int(totals["targets"])
         divisor = max(1.0, totals["weighted_tokens"])
         if objective.kind == "grpo":
             divisor = totals["texts"] * self.settings.max_new_tokens
-        # The trainer divides by the targets of the update.
-        scale = n_targets / divisor
+        imitation = objective.sft_weight / max(1.0, totals["imitated_tokens"])
+        in_loss = [weights[indices] / divisor, np.full(len(targets), imitation)]
         return Step(
-            batch=with_weights(batch, weights[indices] * scale),
+            # The trainer divides by the targets of the update.
+            batch=with_weights(batch, np.concatenate(in_loss) * n_targets),
             cursor=update.cursor,
             n_targets=n_targets,
             n_tokens=int(totals["tokens"]),
@@ -169,7 +176,16 @@ class Rollouts:
                 "cut_texts": totals["cut_texts"] / totals["texts"],
                 "equal_groups": totals["equal_groups"] / totals["groups"],
             },
+            texts=self._best_and_worst(texts, rewards),
         )
+
+    def _targets(self, rows: Sequence[int]) -> list[Text]:
+        """Read the target in the data of each prompt."""
+        sides = [(row, *self.store.prompt_and_answer(row)) for row in rows]
+        return [
+            Text(row, prompt, answer, is_ended=True, nats=0.0)
+            for row, prompt, answer in sides
+        ]
 
     def _generate(self, rows: Sequence[int], cursor: Cursor) -> list[Text]:
         """Generate the texts of each prompt, in the order of the prompts."""
@@ -281,9 +297,28 @@ class Rollouts:
         layout = replace(self.layout, examples=_Texts(texts), shape=shape, group=1)
         return layout.batch(rows, keys=keys[ordered])
 
+    def _best_and_worst(
+        self, texts: Sequence[Text], rewards: Floats
+    ) -> list[RewardedText]:
+        """Decode the best and the worst text of the first prompt. Of equal texts, decode one."""
+        if not texts:
+            return []
+        codec = self.store.codec()
+        group = rewards[0]
+        return [
+            RewardedText(
+                codec.decode(texts[i].prompt),
+                codec.decode(texts[i].answer, skip_special_tokens=True),
+                len(texts[i].answer),
+                float(group[i]),
+            )
+            for i in dict.fromkeys([int(group.argmax()), int(group.argmin())])
+        ]
+
     def _sum_over_ranks(
         self,
         texts: Sequence[Text],
+        targets: Sequence[Text],
         rewards: Floats,
         weights: Floats,
         batch: Batch,
@@ -298,6 +333,7 @@ class Rollouts:
             "squared_deviations": ((rewards - mean) ** 2).sum(),
             "text_tokens": lengths.sum(),
             "weighted_tokens": lengths[weights != 0.0].sum(),
+            "imitated_tokens": sum(len(target.answer) for target in targets),
             "nats": sum(text.nats for text in texts),
             "cut_texts": sum(not text.is_ended for text in texts),
             "groups": len(rewards),

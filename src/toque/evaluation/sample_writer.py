@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from toque.cooking.recipe_scores import title_of
+from toque.data.loader.batch_stream import RewardedText
 from toque.evaluation.evaluator import Evaluation, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text, one_line
+from toque.runs.metric_names import ACCURACY, REWARD, metric_named
 from toque.runs.run_record import BITS
 from toque.storage.no_follow import current_path
-from toque.training.callbacks import Callback, RunEnd, RunStart
+from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
 from toque.training.observers.live_progress import Highlight
 from toque.units import Progress
 
@@ -23,6 +25,7 @@ MAX_LINES: Final = 30
 MAX_LETTERS: Final = 200
 """Maximum number of characters per line of a text in the log."""
 _QUALITY: Final = (
+    "cookable",
     "recipe_score",
     "ingredient_coherence",
     "instruction_quality",
@@ -33,7 +36,7 @@ _SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
 """Scores in the log. metrics.jsonl has all scores."""
 _EXCERPT_LINES: Final = 3
 """Maximum number of lines in an excerpt at the end of a run."""
-_MAIN: Final = ("recipe_score", "rougeL")
+_MAIN: Final = ("cookable", "recipe_score", "rougeL")
 """Main scores in order of preference. The progress line shows the first available score."""
 _TITLES: Final = {"bleu": "BLEU, of 100"} | {
     f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"
@@ -58,26 +61,42 @@ class SampleWriter(Callback):
     """Metrics with an error that has been reported."""
     _left_out: list[int] = field(default_factory=list)
     """Number of omitted texts for each evaluation that omitted any."""
+    _rewarded: Sequence[RewardedText] = ()
+    """Best and worst text of a prompt of the newest update, if the run learns from rewards."""
 
     def on_fit_start(self, start: RunStart) -> None:
         """Reset the counts of omitted texts."""
         self._left_out = []
 
+    def on_step(self, info: StepInfo) -> None:
+        """Remember texts of the update."""
+        self._rewarded = info.texts
+
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Store the texts. Log their scores, their cost, and the texts for the user's prompts."""
+        """Store the texts. Log their scores, their cost, and the texts for the user's prompts.
+
+        Show the best and the worst text of a prompt of the newest update.
+        """
         evaluation = self.evaluator.last
         samples = [*evaluation.held_out, *evaluation.users]
+        n_samples = len(samples)
+        samples += [
+            Sample(text.prompt, text.text, text.tokens, None, {REWARD: text.reward})
+            for text in reversed(self._rewarded)  # a page shows the newest first
+        ]
         # The run may have been moved.
         path = current_path(self.path.parent) / self.path.name
         warning = append_samples(path, samples, step=at.step) if samples else None
         if warning is not None:
             self.warn(at, warning)
-        self._report_left_out(at, evaluation.left_out, len(samples))
+        self._report_left_out(at, evaluation.left_out, n_samples)
         for name, error in evaluation.failed.items():
             if name not in self._failed:
                 self._failed.add(name)
                 self.warn(at, f"scores of texts: {name} {error}")
 
+        for line in format_rewarded(self._rewarded, columns=self.reporter.columns):
+            self.reporter.notice(line)
         lines = format_scores(evaluation, self._before, self.watched)
         self.reporter.detail("\n".join([*lines, format_cost(evaluation)]))
         for sample in evaluation.users:
@@ -140,16 +159,38 @@ def format_excerpt(sample: Sample, *, columns: int) -> str:
 def highlight(evaluation: Evaluation, watched: Sequence[str] = ()) -> Highlight:
     """Choose the main score and a text of an evaluation, for the progress line.
 
-    Without texts, the score is bits per byte or the perplexity.
+    For pairs, the score is their accuracy. Without texts, it is bits per byte or the perplexity.
     """
     scores = evaluation.texts
     name = choose_main_score(scores, watched)
-    if not name:
+    has_pairs = ACCURACY in evaluation.metrics
+    if not name or (has_pairs and name not in watched):
         scores = evaluation.metrics
-        name = next((n for n in (BITS, "perplexity") if n in scores), "")
+        name = next((n for n in (ACCURACY, BITS, "perplexity") if n in scores), "")
     samples = [*evaluation.users, *evaluation.held_out]
     text = samples[0].text if samples else ""
-    return Highlight(name.replace("_", " "), scores.get(name, math.nan), text)
+    return Highlight(metric_named(name).title, scores.get(name, math.nan), text)
+
+
+def format_rewarded(texts: Sequence[RewardedText], *, columns: int) -> list[str]:
+    """Format the best and the worst text of a prompt, one line each.
+
+    >>> texts = [RewardedText("make toast", "Toast it.", 2, 0.9), RewardedText("", "Eat.", 1, 0.2)]
+    >>> print(*format_rewarded(texts, columns=80), sep=chr(10))
+             best text for "make toast", reward 0.9000: Toast it.
+             worst text, reward 0.2000: Eat.
+    """
+    if not texts:
+        return []
+    prompt = one_line(title_of(texts[0].prompt) or texts[0].prompt, columns // 4)
+    labels = [f'best text for "{prompt}"', "worst text"]
+    if len(texts) == 1:
+        labels = [f'equally good texts for "{prompt}"']
+    lines = []
+    for label, text in zip(labels, texts, strict=True):
+        start = f"{'':9}{label}, reward {text.reward:.4f}: "
+        lines.append(start + (one_line(text.text, columns - len(start)) or "(nothing)"))
+    return lines
 
 
 def format_scores(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from toque.evaluation.bootstrap import (
     subtract_scores,
 )
 from toque.reporter import clock_text
-from toque.reports.figures import MAX_OVERLAID, plot_curves, plot_losses
+from toque.reports.figures import MAX_OVERLAID, plot_all_learning, plot_curves
 from toque.reports.page import (
     Figures,
     Grid,
@@ -27,7 +28,12 @@ from toque.reports.page import (
     format_columns,
     format_value,
 )
-from toque.runs.history import metric_named
+from toque.runs.metric_names import (
+    LOSSES,
+    PAIR_LOSS,
+    metric_named,
+    name_pair_loss,
+)
 from toque.runs.run_record import COUNTS, RunRecord
 from toque.runs.run_state import state_of
 from toque.version import __version__
@@ -39,7 +45,10 @@ METHOD: Final = (
     "the seed: `toque ablate` compares settings over several seeds."
 )
 _LOSSES: Final = ("loss", "bits_per_byte")
-_PRIMARY: Final = (*_LOSSES, "recipe_score")
+"""Metrics of imitation. They do not rank runs with other objectives."""
+_IMITATION: Final = "sft"
+_SCORES: Final = ("cookable", "recipe_score")
+_PRIMARY: Final = (*_LOSSES, *_SCORES)
 """Metrics that decide which run is better."""
 _NONE: Final = "-"
 _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
@@ -63,11 +72,32 @@ class ComparedRun:
     """Scores per text, if they were stored."""
 
     @property
+    def objective(self) -> str:
+        """Value of objective.kind."""
+        return self.settings.get("objective.kind", _IMITATION)
+
+    @property
+    def imitates(self) -> bool:
+        """True if the run minimises the held-out loss."""
+        return self.objective == _IMITATION
+
+    @property
+    def named_scores(self) -> dict[str, float]:
+        """Final scores, with the name `pair_loss` for a loss of pairs."""
+        return name_pair_loss(self.scores)
+
+    @property
+    def lowest_losses(self) -> dict[str, tuple[float, int]]:
+        """Lowest held-out loss during training and its step, by the name of the loss."""
+        history = self.record.history
+        name = PAIR_LOSS if history.measure == PAIR_LOSS else "loss"
+        return {} if history.best is None else {name: history.best}
+
+    @property
     def loss(self) -> float | None:
-        """Held-out loss of the finished model, otherwise of the best evaluation."""
-        best = self.record.history.best
-        best_loss = None if best is None else best[0]
-        return self.scores.get("loss", best_loss)
+        """Held-out loss per token of the finished model, otherwise of the best evaluation."""
+        lowest, _ = self.lowest_losses.get("loss", (None, 0))
+        return self.named_scores.get("loss", lowest)
 
     def cost(self) -> dict[str, Any]:
         """Return the updates, time, tokens and energy of the run."""
@@ -168,7 +198,7 @@ class Comparison:
                 lines += [grid.title, *format_columns(grid), ""]
         if not self._differing_settings():
             lines.append("All settings are the same.")
-        lines += [*self.notes, METHOD, "", self.sentence]
+        lines += [*self.all_notes, METHOD, "", self.sentence]
         lines.append(f"The page with curves is {self.page}.")
         return "\n".join(lines)
 
@@ -180,7 +210,7 @@ class Comparison:
                 name: {
                     "folder": run.record.place.address,
                     "state": state_of(run.record).kind,
-                    "scores": dict(run.scores),
+                    "scores": run.named_scores,
                     "cost": run.cost(),
                 }
                 for name, run in self.runs.items()
@@ -190,11 +220,24 @@ class Comparison:
                 other: {d.measure: d.record() for d in differences}
                 for other, differences in self.differences.items()
             },
-            "notes": list(self.notes),
+            "notes": self.all_notes,
             "toque": __version__,
             "sentence": self.sentence,
             "method": METHOD,
         }
+
+    @property
+    def all_notes(self) -> list[str]:
+        """`notes`, and a message about objectives other than imitation."""
+        runs = self.runs.items()
+        if all(run.imitates for _, run in runs):
+            return list(self.notes)
+        objectives = ", ".join(f"{run.objective} ({name})" for name, run in runs)
+        note = (
+            f"Objectives: {objectives}. The held-out loss and bits per byte measure imitation, so "
+            "they decide only between runs with the objective sft."
+        )
+        return [*self.notes, note]
 
     @property
     def sentence(self) -> str:
@@ -208,7 +251,7 @@ class Comparison:
             Sentence(f"{name}: {state_of(run.record).sentence}", "soft")
             for name, run in self.runs.items()
         ]
-        curves.append(plot_losses(histories))
+        curves += plot_all_learning(histories)
         if len(histories) > MAX_OVERLAID:
             curves.append(
                 Sentence(f"The curves show the first {MAX_OVERLAID} runs.", "soft")
@@ -217,7 +260,7 @@ class Comparison:
         names = list(self.runs)
         title = " and ".join(names) if len(names) == 2 else f"{len(names)} runs"
         sections = (
-            Section("notes", "", [Sentence(note, "warn") for note in self.notes]),
+            Section("notes", "", [Sentence(note, "warn") for note in self.all_notes]),
             Section("tables", "", [*self._grids()]),
             Section("method", "", [Sentence(METHOD, "soft")]),
             Section("curves", "Curves of all runs", curves),
@@ -274,18 +317,23 @@ class Comparison:
         in_all_tables = set.intersection(*compared) if compared else set()
         hidden = COUNTS.union(in_all_tables)
         rows = []
-        for name in dict.fromkeys(name for run in runs for name in run.scores):
+        scores = [run.named_scores for run in runs]
+        for name in dict.fromkeys(chain.from_iterable(scores)):
             if name not in hidden:
-                scores = [run.scores.get(name, _NONE) for run in runs]
-                rows.append((_title(name), *map(format_value, scores)))
+                values = [run_scores.get(name, _NONE) for run_scores in scores]
+                rows.append((_title(name), *map(format_value, values)))
 
-        lowest = []
-        for run in runs:
-            best = run.record.history.best
-            lowest.append(
-                _NONE if best is None else "{:.4f} at step {:,}".format(*best)
-            )
-        return [*rows, ("lowest held-out loss while training", *lowest)]
+        lowest = [run.lowest_losses for run in runs]
+        for name in LOSSES:
+            if any(name in losses for losses in lowest):
+                cells = [
+                    "{:.4f} at step {:,}".format(*losses[name])
+                    if name in losses
+                    else _NONE
+                    for losses in lowest
+                ]
+                rows.append((f"lowest {_title(name)}", *cells))
+        return rows
 
     def _cost_rows(self) -> list[tuple[str, ...]]:
         states = [state_of(run.record).kind for run in self.runs.values()]
@@ -301,7 +349,14 @@ class Comparison:
         """Compare a run with the first one by the primary metrics."""
         first = next(iter(self.runs))
         by_name = {d.measure: d for d in self.differences[other]}
-        primary = [by_name[name] for name in _PRIMARY if name in by_name]
+        imitate = self.runs[first].imitates and self.runs[other].imitates
+        measures = _PRIMARY if imitate else _SCORES
+        primary = [by_name[name] for name in measures if name in by_name]
+        if not primary and by_name:
+            return (
+                f"{other} and {first} are not ranked, because they do not both have the objective "
+                "sft, and they have no recipe scores."
+            )
         if not primary:
             return (
                 f"{other} and {first} cannot be compared, because they have no scores over the "
@@ -314,7 +369,7 @@ class Comparison:
         if first_seconds and other_seconds:
             ratio = other_seconds / first_seconds
             text += f" {other} took {ratio:.2f} times the training time of {first}."
-        if primary[0].measure not in _LOSSES:
+        if by_name.keys().isdisjoint(_LOSSES):
             text += self._compare_losses(first, other)
         return text
 
@@ -440,4 +495,5 @@ def _join(differences: Sequence[ScoreDifference], *, worse: bool = False) -> str
 
 
 def _title(measure: str) -> str:
-    return "held-out loss" if measure == "loss" else metric_named(measure).title
+    title = metric_named(measure).title
+    return f"held-out {title}" if measure in LOSSES else title

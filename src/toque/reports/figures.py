@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from toque.reports.page import Figure
 from toque.reports.svg_charts import Frame, Series, draw_lines
 from toque.runs.curves import Points
-from toque.runs.history import METRIC_NAMES, SYSTEM, RunHistory, metric_named
+from toque.runs.history import SYSTEM, RunHistory
+from toque.runs.metric_names import (
+    ACCURACY,
+    LOSSES,
+    MARGIN,
+    METRIC_NAMES,
+    PAIR_LOSS,
+    REWARD,
+    metric_named,
+)
 
 STYLES: Final = ("one", "two", "three", "four", "five", "six")
 """CSS classes of the curves."""
@@ -18,6 +27,10 @@ _WIDE: Final = Frame(1000.0, 330.0)
 _MAX_DOTS: Final = 60
 """Number of points from which a curve is plotted without dots."""
 _CURVES: Final = (
+    "entropy",
+    "text_tokens",
+    "kl",
+    "rollouts",
     "lr",
     "grad_norm",
     "tokens_per_second",
@@ -25,9 +38,61 @@ _CURVES: Final = (
     "pad_fraction",
     "mfu",
 )
-_NOT_SCORES: Final = ("held-out loss", "held-out perplexity")
-"""Curves that are not plotted as scores. The loss has its own plot, and perplexity repeats it.
+_NOT_SCORES: Final = (
+    "held-out loss",
+    f"held-out {PAIR_LOSS}",
+    "held-out perplexity",
+    "held-out rewards/chosen",
+    "held-out rewards/rejected",
+)
+"""Curves that are not plotted as scores. A loss has its own plot. Perplexity repeats the loss, and
+the rewards of both answers repeat their log-probabilities.
 """
+
+
+class _Plot(NamedTuple):
+    """Plot of several curves of a run."""
+
+    title: str
+    unit: str
+    curves: Mapping[str, str]
+    """Curve by its label in the legend."""
+
+
+_OBJECTIVE: Final = (
+    _Plot(
+        "Accuracy of pairs",
+        METRIC_NAMES[ACCURACY].unit,
+        {"training": ACCURACY, "held out": f"held-out {ACCURACY}"},
+    ),
+    _Plot(
+        "Margin of pairs",
+        METRIC_NAMES[MARGIN].unit,
+        {"training": MARGIN, "held out": f"held-out {MARGIN}"},
+    ),
+    _Plot(
+        "Log-probability of answers",
+        METRIC_NAMES["logps/chosen"].unit,
+        {
+            "chosen": "logps/chosen",
+            "rejected": "logps/rejected",
+            "chosen, held out": "held-out logps/chosen",
+            "rejected, held out": "held-out logps/rejected",
+        },
+    ),
+    _Plot(
+        "Equal rewards and cut texts",
+        "share",
+        {
+            "prompts with equal rewards": "equal_groups",
+            "texts at the maximum length": "cut_texts",
+        },
+    ),
+)
+"""Plots of the measurements of an objective."""
+_GROUPED: Final = frozenset(
+    curve for plot in _OBJECTIVE for curve in plot.curves.values()
+)
 _MACHINE: Final = (
     (
         "Processor",
@@ -69,18 +134,36 @@ Runs = Mapping[str, RunHistory]
 """Histories of runs by name."""
 
 
-def plot_loss(history: RunHistory) -> Figure:
-    """Plot the training and held-out loss of a run, with a note about the held-out loss."""
+def plot_learning(history: RunHistory) -> Figure:
+    """Plot the reward of a run, or its training and held-out loss with a note."""
+    if history.measure == REWARD:
+        return _plot_reward(history)
     curves = history.curves
-    held_out = curves.points_of("held-out loss")
+    measure = history.measure
+    held_out = curves.points_of(f"held-out {measure}")
     series = [
         Series(
-            "training, each update logged", *curves.points_of("loss"), style="faint"
+            "training, each update logged", *curves.points_of(measure), style="faint"
         ),
-        Series("training, smoothed", *curves.points_of("loss smoothed")),
+        Series("training, smoothed", *curves.points_of(f"{measure} smoothed")),
         Series("held out", *held_out, style="two", dots=len(held_out[0]) < _MAX_DOTS),
     ]
-    return _plot_wide("Training and held-out loss", series, _held_out_note(history))
+    title = f"Training and held-out {METRIC_NAMES[measure].title}"
+    note = _held_out_note(history)
+    return _plot_wide(title, METRIC_NAMES[measure].unit, series, note)
+
+
+def _plot_reward(history: RunHistory) -> Figure:
+    """Plot the mean reward of a run with the spread of the texts."""
+    points_of = history.curves.points_of
+    series = [
+        Series("each update logged", *points_of(REWARD), style="faint"),
+        Series("smoothed", *points_of(f"{REWARD} smoothed")),
+        Series("one standard deviation above", *points_of("reward high"), style="two"),
+        Series("one standard deviation below", *points_of("reward low"), style="three"),
+    ]
+    note = "Mean and standard deviation over the texts of an update."
+    return _plot_wide("Reward", METRIC_NAMES[REWARD].unit, series, note)
 
 
 def _held_out_note(history: RunHistory) -> str:
@@ -103,9 +186,15 @@ def _held_out_note(history: RunHistory) -> str:
 
 
 def plot_run(history: RunHistory) -> list[Figure]:
-    """Plot the curves of a run except the loss: updates, groups of layers and scores."""
+    """Plot the remaining curves of a run: objective, updates, groups of layers and scores."""
     runs = {"": history}
-    return [*_plot_updates(runs), *_plot_layer_groups(history), *_plot_scores(runs)]
+    figures: list[Figure] = []
+    for title, unit, curves in _OBJECTIVE:
+        figures += _plot_group(history, title, unit, curves)
+    if history.measure == REWARD:
+        figures += _plot_held_out_losses(runs)
+    scores = _plot_scores(runs, without=_GROUPED)
+    return [*figures, *_plot_updates(runs), *_plot_layer_groups(history), *scores]
 
 
 def _plot_layer_groups(history: RunHistory) -> list[Figure]:
@@ -122,16 +211,41 @@ def _plot_layer_groups(history: RunHistory) -> list[Figure]:
     return [_plot(f"{_capitalise(info.title)} by group", info.unit, series)]
 
 
-def plot_losses(runs: Runs) -> Figure:
-    """Plot the smoothed training losses of at most `MAX_OVERLAID` runs."""
-    return _plot_wide("Training loss, smoothed", _overlay(runs, "loss smoothed"))
+def plot_all_learning(runs: Runs) -> list[Figure]:
+    """Plot the smoothed training losses, or rewards, of at most `MAX_OVERLAID` runs.
+
+    Different quantities have different plots.
+    """
+    titles = {
+        "loss": "Training loss, smoothed",
+        PAIR_LOSS: "Training loss of pairs, smoothed",
+        REWARD: "Reward, smoothed",
+    }
+    measures = {run.measure for run in runs.values()}
+    return [
+        _plot_wide(title, METRIC_NAMES[name].unit, _overlay(runs, f"{name} smoothed"))
+        for name, title in titles.items()
+        if name in measures
+    ]
 
 
 def plot_curves(runs: Runs) -> list[Figure]:
-    """Plot the curves of several runs except the training loss."""
-    series = _overlay(runs, "held-out loss", dots=True)
-    held_out = _plot("Held-out loss", METRIC_NAMES["loss"].unit, series)
-    return [held_out, *_plot_updates(runs), *_plot_scores(runs)]
+    """Plot the remaining curves of several runs."""
+    names = ("equal_groups", "cut_texts", *_CURVES)
+    return [
+        *_plot_held_out_losses(runs),
+        *_plot_updates(runs, names),
+        *_plot_scores(runs),
+    ]
+
+
+def _plot_held_out_losses(runs: Runs) -> Iterable[Figure]:
+    """Plot losses per token and losses per pair, each if a run has them."""
+    for name in LOSSES:
+        if any(f"held-out {name}" in run.curves for run in runs.values()):
+            title = f"Held-out {METRIC_NAMES[name].title}"
+            series = _overlay(runs, f"held-out {name}", label=title, dots=True)
+            yield _plot(title, METRIC_NAMES[name].unit, series)
 
 
 def plot_machine(history: RunHistory) -> list[Figure]:
@@ -139,33 +253,39 @@ def plot_machine(history: RunHistory) -> list[Figure]:
     figures = []
     for title, unit, parts in _MACHINE:
         curves = {label: SYSTEM + name for label, name in parts}
-        figures += _plot_system(history, title, unit, curves)
+        figures += _plot_group(history, title, unit, curves, x_name="minutes")
     for title, unit, name in _GPUS:
         curves = {
             f"GPU {curve.split()[2]}": curve  # e.g. "system gpu 0 power_watts"
             for curve in history.curves
             if curve.startswith(f"{SYSTEM}gpu ") and curve.endswith(f" {name}")
         }
-        figures += _plot_system(history, title, unit, curves)
+        figures += _plot_group(history, title, unit, curves, x_name="minutes")
     return figures
 
 
-def _plot_system(
-    history: RunHistory, title: str, unit: str, curves: Mapping[str, str]
+def _plot_group(
+    history: RunHistory,
+    title: str,
+    unit: str,
+    curves: Mapping[str, str],
+    *,
+    x_name: str = "step",
 ) -> list[Figure]:
-    """Plot curves of the machine by their labels. Without a known curve, return no plot."""
-    series = [
-        Series(label, *history.curves.points_of(curve), style=style)
-        for (label, curve), style in zip(curves.items(), STYLES, strict=False)
-        if curve in history.curves
-    ]
+    """Plot curves of a run by their labels. Without a known curve, return no plot."""
+    series = []
+    for (label, curve), style in zip(curves.items(), STYLES, strict=False):
+        if curve in history.curves:
+            points = history.curves.points_of(curve)
+            has_dots = curve.startswith("held-out ") and len(points[0]) < _MAX_DOTS
+            series.append(Series(label, *points, style=style, dots=has_dots))
     if not series:
         return []
-    return [_plot(title, unit, series, x_name="minutes", from_zero=True)]
+    return [_plot(title, unit, series, x_name=x_name, from_zero=True)]
 
 
-def _plot_updates(runs: Runs) -> Iterable[Figure]:
-    for name in _CURVES:
+def _plot_updates(runs: Runs, names: Sequence[str] = _CURVES) -> Iterable[Figure]:
+    for name in names:
         # The utilisation is missing if the speed of the machine is unknown.
         is_measured = any(
             name in run.curves and run.curves[name].values() for run in runs.values()
@@ -177,15 +297,17 @@ def _plot_updates(runs: Runs) -> Iterable[Figure]:
             yield _plot(title, info.unit, series, from_zero=True)
 
 
-def _plot_scores(runs: Runs) -> Iterable[Figure]:
-    """Plot the held-out metrics, except the loss and metrics that never change."""
+def _plot_scores(
+    runs: Runs, without: Collection[str] = frozenset()
+) -> Iterable[Figure]:
+    """Plot the held-out metrics, except losses, metrics that never change, and `without`."""
     names = {
         name
         for run in runs.values()
         for name, curve in run.curves.items()
         if name.startswith("held-out ") and len(set(curve.values())) > 1
     }
-    for name in sorted(names.difference(_NOT_SCORES)):
+    for name in sorted(names.difference(_NOT_SCORES, without)):
         info = metric_named(name.removeprefix("held-out "))
         series = _overlay(runs, name, label=info.title, dots=True)
         yield _plot(_capitalise(info.title), info.unit, series)
@@ -203,9 +325,10 @@ def _overlay(
     return series
 
 
-def _plot_wide(title: str, series: Sequence[Series], note: str = "") -> Figure:
-    """Plot losses in two sizes, for wide and narrow screens."""
-    unit = METRIC_NAMES["loss"].unit
+def _plot_wide(
+    title: str, unit: str, series: Sequence[Series], note: str = ""
+) -> Figure:
+    """Plot losses or rewards in two sizes, for wide and narrow screens."""
     draw = partial(draw_lines, title, series, x_name="step", y_name=unit)
     return Figure(title, draw(frame=_WIDE), note, draw(frame=Frame()))
 

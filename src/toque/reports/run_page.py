@@ -13,9 +13,9 @@ from toque.cooking.recipe_scores import advice_on_score
 from toque.data.prepare.data_report import Report
 from toque.reporter import clock_text, millions
 from toque.reports.figures import (
+    plot_all_learning,
     plot_curves,
-    plot_loss,
-    plot_losses,
+    plot_learning,
     plot_machine,
     plot_run,
 )
@@ -34,6 +34,7 @@ from toque.reports.run_shares import dict_or_empty, nested_number
 from toque.reports.score_tables import make_score_grids
 from toque.reports.verdict import Verdict, describe_remedy
 from toque.runs.history import RunHistory, SystemRow
+from toque.runs.metric_names import ACCURACY, REWARD, metric_named
 from toque.runs.run_record import CONFIG, RunRecord
 from toque.runs.run_state import RunStatus, state_of
 
@@ -96,16 +97,19 @@ def build_run_page(
     )
 
     if overlaid_runs:
+        measures = {run.measure for run in overlaid_runs.values()}
         loss_heading = "Losses of all runs"
-        losses = plot_losses(overlaid_runs)
+        if REWARD in measures:
+            loss_heading = "Rewards and losses of all runs"
+        losses = plot_all_learning(overlaid_runs)
         curves = plot_curves(overlaid_runs)
     else:
-        loss_heading = "Loss"
-        losses = plot_loss(history)
+        loss_heading = "Reward" if history.measure == REWARD else "Loss"
+        losses = [plot_learning(history)]
         curves = plot_run(history)
     sections = (
         Section("warnings", "", _list_warnings(history, problem)),
-        Section("loss", loss_heading, [losses]),
+        Section("loss", loss_heading, losses),
         Section("texts", "Generated texts", _show_texts(run, evaluation)),
         Section("course", "How it ran", [*_show_bottlenecks(verdict), Figures(curves)]),
         Section("machine", "The machine", _show_machine(history)),
@@ -169,11 +173,7 @@ def _list_facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
 
     if done.step:
         facts += [("step", f"{done.step:,}"), ("epochs", f"{done.epoch:.2f}")]
-    if step is not None and step.loss is not None:
-        facts.append(("training loss", f"{step.loss:.4f}"))
-    if history.best is not None:
-        best = "{:.4f} at step {:,}".format(*history.best)
-        facts.append(("lowest held-out loss", best))
+    facts += _list_learning(history)
     if done.tokens and done.seconds:
         facts.append(("tokens", f"{done.tokens:,}"))
         facts.append(("tokens/s", f"{done.tokens / done.seconds:,.0f}"))
@@ -190,6 +190,27 @@ def _list_facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
         facts.append(("newest checkpoint", f"step {history.saved:,}"))
     if is_running and history.system:
         facts += _list_machine_use(history.system)
+    return facts
+
+
+def _list_learning(history: RunHistory) -> list[tuple[str, str]]:
+    """List the reward, or the losses and the accuracy of held-out pairs."""
+    facts = []
+    step = history.step
+    title = metric_named(history.measure).title
+    if step is not None and step.value is not None:
+        name = title if history.measure == REWARD else f"training {title}"
+        facts.append((name, f"{step.value:.4f}"))
+    # A run that learns from rewards moves away from the reference texts.
+    if history.best is not None and history.measure != REWARD:
+        best = "{:.4f} at step {:,}".format(*history.best)
+        facts.append((f"lowest held-out {title}", best))
+    if history.evaluations:
+        accuracy = history.evaluations[-1].metrics.get(ACCURACY)
+        if accuracy is not None:
+            facts.append(
+                (f"held-out {metric_named(ACCURACY).title}", f"{accuracy:.1%}")
+            )
     return facts
 
 
@@ -270,9 +291,11 @@ def _fold_texts(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
     newest = samples[-1]
     if newest.get("reference"):
         texts.append(Passage(str(newest["reference"]), "reference"))
-    tag = f"step {newest.get('step')}"
-    if len(samples) > 1:
-        tag = f"steps {samples[0].get('step')} to {newest.get('step')}"
+    first_step = samples[0].get("step")
+    last_step = newest.get("step")
+    tag = f"step {last_step}"
+    if first_step != last_step:
+        tag = f"steps {first_step} to {last_step}"
     return Folded(" ".join(prompt.split()), texts, [tag])
 
 

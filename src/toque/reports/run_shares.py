@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from toque.hardware.processor import WORTH_WHILE
 from toque.runs.history import number
+from toque.runs.metric_names import REWARD
 
 Event = Mapping[str, Any]
 
@@ -117,6 +118,8 @@ class Facts:
     """Fraction of the GPU samples with a throttled clock, by reason."""
     losses: Sequence[float]
     """Training loss of each step event."""
+    rewards: Sequence[float]
+    """Mean reward of each step event. Empty without rewards."""
     held_out: Sequence[float]
     """Held-out loss of each evaluation."""
     grad_norm: float | None
@@ -214,6 +217,7 @@ def collect_facts(events: Sequence[Event]) -> Facts | None:
         nested_number(event, "metrics", "loss") for event in by_kind["evaluation"]
     ]
     losses = [number(step.get("loss")) for step in steps]
+    rewards = [number(step.get(REWARD)) for step in steps]
     return Facts(
         parts=parts,
         late_compiling=_late_compiling(steps),
@@ -230,6 +234,7 @@ def collect_facts(events: Sequence[Event]) -> Facts | None:
         gpu_busy=_mean_gpu_busy(gpus),
         gpu_throttled=_throttled_shares(gpus),
         losses=[loss for loss in losses if loss is not None],
+        rewards=[reward for reward in rewards if reward is not None],
         held_out=[loss for loss in held_out if loss is not None],
         grad_norm=number(steps[-1].get("grad_norm")),
         warnings=[str(event.get("message")) for event in by_kind["warning"]],

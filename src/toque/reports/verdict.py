@@ -150,6 +150,23 @@ def _ladder_for_poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
     if score is None or score >= POOR:
         return []
 
+    steps = _remedies_by_loss(facts)
+    if facts.rewards:
+        steps = ["a start model that imitates recipes better (model.start_from)"]
+    steps += [
+        "better examples: data.min_quality=0.5",
+        "a pretrained model (model.start_from) or a larger model",
+        "more tasks from the same recipes (data.tasks)",
+    ]
+    because = (
+        f"the recipe score of the generated texts is {score:.2f}, and texts below {POOR} of 1 "
+        "are poor"
+    )
+    return [Ladder("poor texts", because, steps)]
+
+
+def _remedies_by_loss(facts: Facts) -> list[str]:
+    """Choose remedies for poor texts by the course of the losses."""
     steps = []
     if _is_loss_falling(facts):
         steps.append(
@@ -164,16 +181,7 @@ def _ladder_for_poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
             "another learning rate: the held-out loss stopped falling (try half and twice the "
             "current optim.peak_lr)"
         )
-    steps += [
-        "better examples: data.min_quality=0.5",
-        "a pretrained model (model.start_from) or a larger model",
-        "more tasks from the same recipes (data.tasks)",
-    ]
-    because = (
-        f"the recipe score of the generated texts is {score:.2f}, and texts below {POOR} of 1 "
-        "are poor"
-    )
-    return [Ladder("poor texts", because, steps)]
+    return steps
 
 
 def _is_loss_falling(facts: Facts) -> bool:
@@ -194,10 +202,14 @@ def _memorises(facts: Facts) -> bool:
 
 def list_signs(facts: Facts) -> list[Sign]:
     """List signs that a run learns and that the machine works properly."""
-    signs = [
-        *_loss_signs("training", facts.losses, max(1, len(facts.losses) // 5)),
-        *_loss_signs("held-out", facts.held_out, 1),
-    ]
+    n = max(1, len(facts.losses) // 5)
+    if facts.rewards:
+        signs = _trend_signs("reward", facts.rewards, n, rises=True)
+    else:
+        signs = [
+            *_trend_signs("training loss", facts.losses, n),
+            *_trend_signs("held-out loss", facts.held_out, 1),
+        ]
     norm = facts.grad_norm
     if norm is not None:
         name = f"gradient norm below {GRAD_NORM:g}"
@@ -218,11 +230,15 @@ def list_signs(facts: Facts) -> list[Sign]:
     return signs
 
 
-def _loss_signs(name: str, losses: Sequence[float], n: int) -> list[Sign]:
-    """Compare the means of the first and the last `n` losses."""
-    if len(losses) < 2:
+def _trend_signs(
+    name: str, values: Sequence[float], n: int, *, rises: bool = False
+) -> list[Sign]:
+    """Compare the means of the first and the last `n` values."""
+    if len(values) < 2:
         return []
-    before = statistics.fmean(losses[:n])
-    after = statistics.fmean(losses[-n:])
+    before = statistics.fmean(values[:n])
+    after = statistics.fmean(values[-n:])
     value = f"{before:.3f} to {after:.3f}"
-    return [Sign(f"{name} loss falls", after < before, value)]
+    if rises:
+        return [Sign(f"{name} rises", after > before, value)]
+    return [Sign(f"{name} falls", after < before, value)]

@@ -9,39 +9,42 @@ manufacturer states.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.config.schema import OptimConfig
-from toque.hardware.cards import Card
 from toque.models.families import family_of, vocabulary_rows
 from toque.models.flops import parameter_counts
 from toque.models.forward.loss import logits_bytes
-from toque.models.forward.outline import OutlinedRows, Where
-from toque.models.generation.kv_cache import cache_shape
-from toque.models.lora.frozen import frozen_matrices
-from toque.models.lora.layers import is_adapted
-from toque.models.lora.quantised import quantised_layers
+from toque.runs.estimate_parts import Disk, Machine, Memory, Time, Work
+from toque.runs.generated_texts import (
+    GeneratedTexts,
+    GenerationMemory,
+    estimate_generation,
+)
 from toque.runs.history import METRICS, read_history
-from toque.runs.outlined_update import OutlinedUpdate, UpdateOutliner, outlining
-from toque.runs.peak import Peak
+from toque.runs.memory_parts import (
+    block_input_bytes,
+    host_bytes,
+    overhead_bytes,
+    split_weights,
+    text_bytes,
+)
+from toque.runs.outlined_update import (
+    OutlinedUpdate,
+    UpdateOutliner,
+    outline_forward,
+    outlining,
+)
 from toque.runs.time_left import count_events
 
-_TENSOR_SHARE: Final = {"cpu": 0.65, "cuda": 0.9}
-"""Fraction of the allocator's memory that live tensors use (CPU: lab/notes.md). The rest is gaps,
-and freed blocks that glibc's heap retains for later tensors of the same size.
-"""
-_LIBRARY_BYTES: Final = 320 << 20
-"""Bytes that libraries allocate during computation, e.g. for oneDNN's compiled matmuls. A rough
-estimate from the demo, which has small tensors."""
 _ASSUMED_UTILISATION: Final = {True: 0.30, False: 0.40}
 """Assumed model FLOPs utilisation of a GPU. The key is True for an encoder-decoder. Published
 training runs reach 12 to 38 % for T5, and 33 to 57 % for decoders.
@@ -59,114 +62,6 @@ Optimizers = Callable[
 its step reads tensor values."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """Work of a run: its rows, updates and tokens."""
-
-    row: OutlinedRows
-    """One row with the average number of examples."""
-    worst_examples: int
-    """Number of examples in a row packed with the longest examples: the worst case for attention
-    memory."""
-    update_rows: int
-    usual_rows: int
-    """Default number of rows in a CPU's micro-batch."""
-    tokens_per_update: float
-    """Source and target tokens per update, without padding."""
-    flops_per_token: float
-    products: Mapping[tuple[int, int], float]
-    """FLOPs per token in matmuls with weights, by the weight's (in, out) size."""
-    totals: Mapping[str, float]
-    """Steps, epochs, examples and tokens of the entire run. Unknown totals are missing."""
-    seconds: float | None
-    """Length of the run in seconds, if a time limit ends it."""
-    held_out_tokens: float
-    how: str
-    """Origin of the example lengths, as text."""
-
-    @property
-    def useful_share(self) -> float:
-        """Fraction of the tokens in full rows that are not padding."""
-        return min(1.0, self.tokens_per_update / (self.update_rows * self.row.tokens))
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Machine for which a run is estimated: this machine or a GPU in the table."""
-
-    name: str
-    where: Where
-    precision: str
-    memory_bytes: int
-    """Bytes of memory available to a process."""
-    card: Card | None
-    """GPU in the table, or None for this machine."""
-    peak: Peak
-    """Peak speed of the model's matmuls."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Peak memory of training, in bytes."""
-
-    parts: Mapping[str, int]
-    """Bytes of the tensors, by purpose."""
-    beside: Mapping[str, int]
-    """Bytes in addition to the tensors: the allocator's gaps and free blocks, and on a CPU the
-    libraries."""
-    room: int
-    """Bytes available to a process."""
-    micro_batch_rows: int
-    recompute: bool
-    """True if the backward pass recomputes activations."""
-    update: OutlinedUpdate
-    """Memory and work of one micro-batch."""
-    host: int | None = None
-    """Bytes of host memory needed to load the model for a GPU. None on a CPU."""
-
-    @property
-    def total(self) -> int:
-        """Bytes of tensors, allocator and libraries."""
-        return self.tensors + sum(self.beside.values())
-
-    @property
-    def tensors(self) -> int:
-        """Bytes of all tensors."""
-        return sum(self.parts.values())
-
-    @property
-    def fits(self) -> bool:
-        """True if the machine has enough memory."""
-        return self.total <= self.room
-
-
-@dataclass(frozen=True)
-class Time:
-    """Seconds for an update and for the run, with their origin."""
-
-    update_seconds: float
-    flops_per_update: float
-    """FLOPs per update, without padding and recomputation."""
-    peak: Peak
-    how: str
-    """Origin of `update_seconds`, as text."""
-    evaluation_seconds: float
-    """Seconds to compute the held-out loss once."""
-    run_seconds: float | None
-    """Seconds for all updates and held-out losses. None if their number is unknown."""
-    measured: bool = False
-    """True if the run's own updates, including the GPUs' traffic, were measured."""
-
-    @property
-    def utilisation(self) -> float | None:
-        """Useful FLOPs as a fraction of the peak, in [0, 1]. None if they exceed the peak."""
-        share = self.flops_per_update / (
-            self.update_seconds * self.peak.flops_per_second
-        )
-        # A requested utilisation of 100 % may exceed 1 by a rounding error.
-        return min(1.0, share) if share < 1.0 + 1e-9 else None
-
-
 class _UpdateTime(NamedTuple):
     """Seconds for an update, and their origin."""
 
@@ -175,28 +70,6 @@ class _UpdateTime(NamedTuple):
     """Origin of the seconds, as text."""
     is_measured: bool = False
     """True if the run's own updates were measured."""
-
-
-@dataclass(frozen=True)
-class Disk:
-    """Disk space of a run in bytes, and bytes sent to a bucket."""
-
-    checkpoint: int
-    kept: int
-    """Bytes of the retained checkpoints, plus one more of each kind during a save."""
-    model: int
-    """Bytes of the finished model."""
-    store: int
-    """Bytes of the prepared data, or 0 before it exists."""
-    saves: int
-    """Number of saved checkpoints."""
-    uploaded: int
-    """Bytes sent to the bucket."""
-
-    @property
-    def total(self) -> int:
-        """Largest number of bytes on the disk at any time."""
-        return self.kept + self.model + self.store
 
 
 @dataclass(frozen=True)
@@ -212,11 +85,16 @@ class Estimator:
 
     def of_rank(self) -> Estimator:
         """Return the estimator for the rank with the most rows."""
-        rows = -(-self.work.update_rows // self.ranks)
-        return replace(self, work=replace(self.work, update_rows=rows))
+        work = self.work
+        rows = -(-work.update_rows // self.ranks)
+        texts = None if work.texts is None else work.texts.of_rank(self.ranks)
+        return replace(self, work=replace(work, update_rows=rows, texts=texts))
 
     def memory(self, model: PreTrainedModel) -> Memory:
         """Estimate the memory of an outlined model. Call this inside `outlining`."""
+        texts = self.work.texts
+        if texts is not None and texts.prompt_bytes is None:
+            return self._with_prompt_bytes(model, texts).memory(model)
         setting = self.config.train.gradient_checkpointing
         recompute = setting is True
         rows = self._choose_rows(model, recompute=recompute)
@@ -225,6 +103,20 @@ class Estimator:
             rows = self._choose_rows(model, recompute=True)
             memory = self._estimate_rows(model, rows, recompute=True)
         return memory
+
+    def _with_prompt_bytes(
+        self, model: PreTrainedModel, texts: GeneratedTexts
+    ) -> Estimator:
+        """Return the estimator with the memory to read the prompts of generated texts."""
+        # On a GPU, only the matmuls of generation are in 16 bits.
+        is_on_gpu = self.machine.where == "cuda"
+        precision = "float32" if is_on_gpu else self.machine.precision
+        rows = texts.prompt_rows(encoder=family_of(model.config).is_encoder_decoder)
+        n_bytes = outline_forward(
+            model, rows, where=self.machine.where, precision=precision
+        )
+        texts = replace(texts, prompt_bytes=n_bytes)
+        return replace(self, work=replace(self.work, texts=texts))
 
     def _choose_rows(self, model: PreTrainedModel, *, recompute: bool) -> int:
         """Return the configured rows per micro-batch, or the rows that `auto` would choose."""
@@ -243,7 +135,9 @@ class Estimator:
 
         return largest_rows(
             bytes_if_fitting,
-            update_rows=work.update_rows,
+            update_rows=min(
+                work.update_rows, work.largest_micro_batch or work.update_rows
+            ),
             available_bytes=lambda: available,
         )
 
@@ -254,17 +148,40 @@ class Estimator:
         update = self._outline(
             model, rows, self.work.worst_examples, recompute=recompute
         )
-        parts = self._split_tensors(model, update, rows, recompute=recompute)
+        generation = self._estimate_generation(model, update)
+        parts = self._split_tensors(
+            model, update, rows, generation, recompute=recompute
+        )
         is_on_gpu = self.machine.where == "cuda"
         return Memory(
             parts=parts,
-            beside=_overhead(sum(parts.values()), self.machine.where),
+            beside=overhead_bytes(sum(parts.values()), self.machine.where),
             room=self.machine.memory_bytes,
             micro_batch_rows=rows,
             recompute=recompute,
             update=update,
-            host=_host_bytes(self.config, model) if is_on_gpu else None,
+            host=host_bytes(self.config, model) if is_on_gpu else None,
+            generation=generation,
         )
+
+    def _estimate_generation(
+        self, model: PreTrainedModel, update: OutlinedUpdate
+    ) -> GenerationMemory | None:
+        """Estimate the memory to generate the texts of an update."""
+        if self.work.texts is None:
+            return None
+        retained = update.weights + update.copies + update.gradients + update.optimizer
+        return estimate_generation(
+            model,
+            self.work.texts,
+            where=self.machine.where,
+            precision=self.machine.precision,
+            free=self.machine.memory_bytes - retained - self._reference_bytes(update),
+        )
+
+    def _reference_bytes(self, update: OutlinedUpdate) -> int:
+        """Return the bytes of the copy of the start model for `objective.kl`."""
+        return update.weights + update.copies if self.config.objective.kl else 0
 
     def _outline(
         self,
@@ -276,6 +193,7 @@ class Estimator:
         operations: bool = False,
     ) -> OutlinedUpdate:
         """Outline an update of rows with `examples` examples each."""
+        objective = self.config.objective
         optimizer, state = self.optimizers(model, self.config.optim)
         outliner = UpdateOutliner(
             where=self.machine.where,
@@ -288,6 +206,8 @@ class Estimator:
             smoothing=self.config.optim.label_smoothing,
             masked=self.config.train.optimisations.attention == "dense",
             operations=operations,
+            needs_nats=objective.kind == "dpo" or objective.kl > 0,
+            has_reference=objective.kl > 0,
         )
         row = self.work.row
         return outliner.outline(model, replace(row, rows=rows, examples=examples))
@@ -297,6 +217,7 @@ class Estimator:
         model: PreTrainedModel,
         update: OutlinedUpdate,
         rows: int,
+        generation: GenerationMemory | None,
         *,
         recompute: bool,
     ) -> dict[str, int]:
@@ -309,21 +230,24 @@ class Estimator:
         logits = min(chunk, update.computing)
         computing = update.computing - logits
         if self.config.train.activation_offload and recompute:
-            offloaded = _block_input_bytes(model, row, rows)
+            offloaded = block_input_bytes(model, row, rows)
             computing = max(0, computing - offloaded)
 
-        parts = _weights_by_part(model, update.weights) | {
+        parts = split_weights(model, update.weights) | {
             "16-bit copies of weights": update.copies,
+            "copy of the start model": self._reference_bytes(update),
             "gradients": update.gradients,
             "optimizer states": update.optimizer,
             "logits": logits,
             "activations and their gradients": computing,
         }
 
-        # The later phases begin after activations are freed. Each adds only the bytes that exceed
-        # the peak so far.
+        # Other phases have no activations. Each adds only the bytes that exceed the peak so far.
+        phases = self._later_phases(model, update)
+        if generation is not None:
+            phases = {"generating texts": generation.total} | phases
         peak = update.computing
-        for name, n_bytes in self._later_phases(model, update).items():
+        for name, n_bytes in phases.items():
             parts[name] = max(0, n_bytes - peak)
             peak = max(peak, n_bytes)
         return parts
@@ -334,7 +258,7 @@ class Estimator:
         """Return the temporary bytes of each phase after the backward pass, in their order."""
         phases = {"the optimizer's step": update.step}
         if self.machine.where == "cpu":
-            texts = _text_bytes(self.config, model, self.work.row)
+            texts = text_bytes(self.config, model, self.work.row)
             phases["evaluation: keys and values"] = texts
             # Trained weights have as many bytes as their gradients.
             saved = update.gradients + update.optimizer
@@ -350,7 +274,7 @@ class Estimator:
         *,
         utilisation: float | None = None,
     ) -> Time:
-        """Estimate the time of an update and of the run.
+        """Estimate the time of an update and of the run, without the generation of texts.
 
         The call may time operations, so make it outside `outlining`.
 
@@ -365,14 +289,18 @@ class Estimator:
         seconds = update.seconds
 
         # The held-out loss needs only the forward pass, a third of an update.
-        held_out = work.held_out_tokens / work.tokens_per_update * seconds / 3
+        forward_seconds = seconds / work.tokens_per_update / 3  # per token
+        held_out = work.held_out_tokens * forward_seconds
+        reference = None
+        if work.reference_tokens is not None:
+            reference = work.reference_tokens * forward_seconds
         run_seconds = work.seconds
         steps = work.totals.get("steps")
         if run_seconds is None and steps is not None:
             train = self.config.train
             totals = self._totals(seconds)
             evaluations = count_events(train.stop_after, totals, train.evaluate_every)
-            run_seconds = steps * seconds + evaluations * held_out
+            run_seconds = steps * seconds + evaluations * held_out + (reference or 0.0)
         return Time(
             update_seconds=seconds,
             flops_per_update=flops,
@@ -381,6 +309,7 @@ class Estimator:
             evaluation_seconds=held_out,
             run_seconds=run_seconds,
             measured=update.is_measured,
+            reference_seconds=reference,
         )
 
     def _update_time(
@@ -411,6 +340,8 @@ class Estimator:
 
         share = _ASSUMED_UTILISATION[family_of(model.config).is_encoder_decoder]
         factor = _RECOMPUTE_FACTOR if memory.recompute else 1.0
+        outlined = memory.update
+        factor *= outlined.flops / (outlined.flops - outlined.extra_flops)
         seconds = flops * factor / (work.useful_share * share * peak)
         how = f"{share:.0%} of the peak during computation, a guess until a run is measured"
         return _UpdateTime(seconds, how)
@@ -471,17 +402,8 @@ class Estimator:
             store=store,
             saves=saves,
             uploaded=uploaded,
+            reference=4 * self.work.reference_rows,
         )
-
-
-def _overhead(tensors: int, where: Where) -> dict[str, int]:
-    """Return the bytes that the allocator and libraries take in addition to the tensors."""
-    allocated = round(tensors / _TENSOR_SHARE[where])
-    overhead = {"the allocator's share": allocated - tensors}
-    if where == "cpu":
-        resident = int(psutil.Process().memory_info().rss)
-        overhead["Python and its libraries"] = resident + _LIBRARY_BYTES
-    return overhead
 
 
 def _measured_rate(path: Path, model: PreTrainedModel, ranks: int) -> float | None:
@@ -541,59 +463,3 @@ def largest_rows(
     while rows > 2 and bytes_if_fitting(rows) is None:
         rows = even_rows(update_rows, max(2, int(0.85 * rows)))
     return rows
-
-
-def _text_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -> int:
-    """Return the bytes of the float32 KV cache for the final evaluation's batch of texts."""
-    layers, heads, size = cache_shape(model)
-    # An encoder-decoder has cross-attention to the prompt. A decoder caches the prompt itself.
-    tokens = row.source + row.target
-    bytes_per_token = 2 * 4 * layers * heads * size  # keys and values, each in float32
-    return bytes_per_token * tokens * config.evaluation.generate
-
-
-def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
-    """Split the weights' bytes into quantised matrices, their constants, the adapter and the rest.
-
-    `total` is the bytes of all weights.
-    """
-    quantised = [layer.stored_bytes() for _, layer in quantised_layers(model)]
-    parts = {
-        "quantised matrices": sum(sizes["codes"] for sizes in quantised),
-        "constants of their blocks": sum(sizes["constants"] for sizes in quantised),
-    }
-    if is_adapted(model):
-        trained = (p for p in model.parameters() if p.requires_grad)
-        parts["adapter"] = sum(p.numel() * p.element_size() for p in trained)
-    return {"weights": total - sum(parts.values())} | parts
-
-
-def _host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
-    """Return the bytes of host memory needed to load the model, in float32."""
-    if config.adapter is None or config.adapter.kind == "dora":
-        return 4 * parameter_counts(model).total
-
-    # With an adapter, frozen matrices are loaded one by one, so only the largest one adds memory.
-    layers = frozen_matrices(model).values()
-    matrices = [cast("Tensor", layer.weight) for layer in layers]
-    sizes = [matrix.numel() for matrix in matrices]
-    sizes += [layer.shape.numel() for _, layer in quantised_layers(model)]
-    frozen_ids = {id(matrix) for matrix in matrices}
-    remaining = sum(p.numel() for p in model.parameters() if id(p) not in frozen_ids)
-    return 4 * (remaining + max(sizes))
-
-
-def _block_input_bytes(model: PreTrainedModel, row: OutlinedRows, rows: int) -> int:
-    """Return the bytes of the float32 inputs of all blocks except the largest input."""
-    shape = model.config
-    if family_of(shape).is_encoder_decoder:
-        hidden_size = shape.d_model
-        positions = (
-            shape.num_layers * row.source
-            + shape.num_decoder_layers * row.target
-            - max(row.source, row.target)
-        )
-    else:
-        hidden_size = shape.hidden_size
-        positions = (shape.num_hidden_layers - 1) * row.target
-    return 4 * int(hidden_size) * rows * int(positions)

@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, final
+from typing import Annotated, Any, Final, NamedTuple, final
 
 import msgspec
 
 from toque.errors import ConfigError
 from toque.runs.curves import Curves, RunningMean
+from toque.runs.metric_names import ACCURACY, MARGIN, PAIR_LOSS, REWARD, name_pair_loss
 from toque.units import Duration, Progress
 
 METRICS: Final = "metrics.jsonl"
@@ -30,6 +31,8 @@ _MAX_STEPS: Final = 1000
 """Number of steps with stored sums, because checkpoints are written in the background."""
 _RISE_RATIO: Final = 1.02
 """Ratio of the held-out loss to its minimum that counts as a rise."""
+_MIN_RISE: Final = 0.01
+"""Smallest rise in nats, because the loss of pairs may be almost 0."""
 _MAX_GPUS: Final = 16
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -67,6 +70,31 @@ class StepRow(_Row):
     data_wait_seconds: _Number = None
     pad_fraction: _Number = None
     mfu: _Number = None
+    parts: dict[str, _Number] = {}
+    """Seconds of each `phases.Part`."""
+    reward: _Number = None
+    reward_std: _Number = None
+    equal_groups: _Number = None
+    cut_texts: _Number = None
+    entropy: _Number = None
+    text_tokens: _Number = None
+    kl: _Number = None
+    accuracy: _Number = msgspec.field(default=None, name=ACCURACY)
+    margin: _Number = msgspec.field(default=None, name=MARGIN)
+    chosen_logps: _Number = msgspec.field(default=None, name="logps/chosen")
+    rejected_logps: _Number = msgspec.field(default=None, name="logps/rejected")
+
+    @property
+    def measure(self) -> str:
+        """Name of the value that training improves: reward, pair_loss or loss."""
+        if self.reward is not None:
+            return REWARD
+        return "loss" if self.accuracy is None else PAIR_LOSS
+
+    @property
+    def value(self) -> float | None:
+        """Value of `measure`."""
+        return self.loss if self.reward is None else self.reward
 
 
 class EvaluationRow(_Row):
@@ -138,48 +166,6 @@ _UNDONE: Final = frozenset({"step", "evaluation", "save", "system", "gradients"}
 """Kinds of events that a session undoes if it continues from an earlier step."""
 
 
-@dataclass(frozen=True)
-class MetricInfo:
-    """Title, unit and direction of a metric."""
-
-    title: str
-    unit: str
-    better: Literal["lower", "higher"] | None = "higher"
-
-
-METRIC_NAMES: Final[Mapping[str, MetricInfo]] = {
-    "loss": MetricInfo("loss", "nats per target token", "lower"),
-    "perplexity": MetricInfo("perplexity", "perplexity", "lower"),
-    "bits_per_byte": MetricInfo("bits per byte", "bits per byte of text", "lower"),
-    "repetition": MetricInfo("repetition", "share of four-word sequences", "lower"),
-    "hallucinated_ingredients": MetricInfo(
-        "hallucinated ingredients", "share of listed ingredients", "lower"
-    ),
-    "lr": MetricInfo("learning rate", "learning rate", None),
-    "grad_norm": MetricInfo("gradient norm", "norm before clipping", None),
-    "tokens_per_second": MetricInfo("speed", "tokens per second"),
-    "data_wait": MetricInfo("waiting for data", "share of the time", "lower"),
-    "pad_fraction": MetricInfo("padding", "share of computed tokens", "lower"),
-    "mfu": MetricInfo("utilisation", "share of peak arithmetic"),
-}
-"""Metrics with a title that differs from their name, or with a known direction."""
-_LOWER_IS_BETTER: Final = ("_no_class", "_repetition", "_hallucinated_ingredients")
-"""Suffixes of scores that should be low. The name of a task's score begins with the task."""
-
-
-def metric_named(name: str) -> MetricInfo:
-    """Look up a metric. The title of an unknown metric is its name, and higher is better.
-
-    >>> metric_named("ingredient_coverage").title, metric_named("loss").better
-    ('ingredient coverage', 'lower')
-    """
-    if name in METRIC_NAMES:
-        return METRIC_NAMES[name]
-    title = name.replace("_", " ")
-    is_lower_better = name.endswith(_LOWER_IS_BETTER)
-    return MetricInfo(title, title, "lower" if is_lower_better else "higher")
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a run's valid events, except events that a continued session has undone."""
     events: list[dict[str, Any]] = []
@@ -238,21 +224,32 @@ def number(value: object) -> float | None:
 
 
 _STEP_CURVES: Final = (
-    "loss",
     "lr",
     "grad_norm",
     "tokens_per_second",
     "pad_fraction",
     "mfu",
 )
-"""Plotted fields of `StepRow`."""
+"""Plotted fields of every `StepRow`."""
+_OBJECTIVE_CURVES: Final = (
+    "equal_groups",
+    "cut_texts",
+    "entropy",
+    "text_tokens",
+    "kl",
+    ACCURACY,
+    MARGIN,
+    "logps/chosen",
+    "logps/rejected",
+)
+"""Plotted fields that only some objectives measure."""
 
 
 class _Sums(NamedTuple):
     """Sums of a run up to a step."""
 
     progress: Progress = Progress()
-    smoothed_loss: RunningMean = RunningMean()
+    smoothed: RunningMean = RunningMean()
 
 
 @dataclass
@@ -282,6 +279,8 @@ class RunHistory:
     """Step of the newest checkpoint."""
     best: tuple[float, int] | None = None
     """Lowest held-out loss and its step."""
+    measure: str = "loss"
+    """`StepRow.measure` of the newest update."""
     evaluations: deque[EvaluationRow] = field(
         default_factory=lambda: deque(maxlen=_MAX_EVALUATIONS)
     )
@@ -300,8 +299,9 @@ class RunHistory:
     gpu_joules: float | None = None
     """Energy of the GPUs while their power was measured. None if it was never measured."""
     curves: Curves = field(default_factory=Curves)
-    """Curves by name: a field of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
-    `group WHAT GROUP`, and SYSTEM with a field of system events or `gpu INDEX FIELD`."""
+    """Curves by name: a field of step events, `MEASURE` and `MEASURE smoothed`, `reward high` and
+    `reward low`, `data_wait`, `rollouts`, `held-out METRIC`, `group WHAT GROUP`, and SYSTEM with a
+    field of system events or `gpu INDEX FIELD`."""
     _counted: Progress = Progress()
     """`progress`, but with the seconds that count towards train.stop_after."""
     _began_at: Progress = Progress()
@@ -336,12 +336,12 @@ class RunHistory:
     @property
     def overfitting_note(self) -> str:
         """Message for the user if the held-out loss has clearly risen above its minimum, or ""."""
-        if not self.evaluations or self.best is None:
+        if not self.evaluations or self.best is None or self.measure == REWARD:
             return ""
         last = self.evaluations[-1]
         loss = number(last.metrics.get("loss"))
         lowest, step = self.best
-        if loss is None or loss < _RISE_RATIO * lowest:
+        if loss is None or loss < max(_RISE_RATIO * lowest, lowest + _MIN_RISE):
             return ""
         return (
             f"The held-out loss was lowest at step {step:,} of {last.step:,} ({lowest:.4f}) and is "
@@ -432,13 +432,12 @@ class RunHistory:
         """Add an update to the curves and the sums."""
         x = float(row.step)
         seconds = row.seconds or 0.0
-        for name in _STEP_CURVES:
-            self.curves[name].add(x, getattr(row, name))
-        if seconds and row.data_wait_seconds is not None:
-            self.curves["data_wait"].add(x, row.data_wait_seconds / seconds)
-        if row.loss is not None:
-            self._smoothed = self._smoothed.add(row.loss)
-            self.curves["loss smoothed"].add(x, self._smoothed.value)
+        self._add_curves(x, row)
+        self.measure = row.measure
+        self.curves[row.measure].add(x, row.value)
+        if row.value is not None:
+            self._smoothed = self._smoothed.add(row.value)
+            self.curves[f"{row.measure} smoothed"].add(x, self._smoothed.value)
 
         before = self.progress
         self.progress = replace(
@@ -457,6 +456,25 @@ class RunHistory:
             oldest = next(iter(self._sums_at_steps))
             del self._sums_at_steps[oldest]
 
+    def _add_curves(self, x: float, row: StepRow) -> None:
+        """Add the fields of an update to the curves, except its `measure`."""
+        fields = msgspec.to_builtins(row)
+        for name in _STEP_CURVES:
+            self.curves[name].add(x, fields[name])
+        for name in _OBJECTIVE_CURVES:
+            if fields[name] is not None:
+                self.curves[name].add(x, fields[name])
+        if row.reward is not None and row.reward_std is not None:
+            self.curves["reward high"].add(x, row.reward + row.reward_std)
+            self.curves["reward low"].add(x, row.reward - row.reward_std)
+
+        seconds = row.seconds
+        rollout_seconds = row.parts.get("rollouts")
+        if seconds and rollout_seconds is not None:
+            self.curves["rollouts"].add(x, rollout_seconds / seconds)
+        elif seconds and row.data_wait_seconds is not None:
+            self.curves["data_wait"].add(x, row.data_wait_seconds / seconds)
+
     def _set_counted(self, run_seconds: float | None) -> None:
         """Set `_counted`. If `run_seconds` is None, the seconds of all updates count."""
         seconds = self.progress.seconds if run_seconds is None else run_seconds
@@ -468,7 +486,7 @@ class RunHistory:
 
     def _add_evaluation(self, row: EvaluationRow) -> None:
         """Add the metrics of an evaluation to the curves, and update `best`."""
-        for name, value in row.metrics.items():
+        for name, value in name_pair_loss(row.metrics).items():
             self.curves[f"held-out {name}"].add(float(row.step), value)
         loss = row.metrics.get("loss")
         if loss is not None and (self.best is None or loss < self.best[0]):

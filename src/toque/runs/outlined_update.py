@@ -6,10 +6,11 @@ create and free every tensor in the real order, and the ledger counts the bytes.
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,6 +27,7 @@ from toque.models.families import DTYPES
 from toque.models.forward.attention import use_attention
 from toque.models.forward.blocks import recompute_blocks, stop_recomputing
 from toque.models.forward.cpu_linear import copies_of
+from toque.models.forward.example_losses import label_nats
 from toque.models.forward.grouped_attention import AttentionPlan, causal_mask
 from toque.models.forward.loss import cross_entropy_sum
 from toque.models.forward.outline import (
@@ -37,6 +39,7 @@ from toque.models.forward.outline import (
     outlined_hidden,
 )
 from toque.models.forward.packed import hidden_states, logit_cap, output_head
+from toque.models.generation.engine import evaluating
 from toque.models.lora.quantised import quantised_layers
 
 _ATEN: Final = torch.ops.aten
@@ -153,6 +156,8 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is _ATEN.nonzero.default:
             return self._nonzero(args[0])
+        if func in (_ATEN.index.Tensor, _ATEN.index_put_.default):
+            args = (args[0], _select_all(args[1]), *args[2:])
         result = func(*args, **kwargs)
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor):
@@ -199,6 +204,9 @@ class OutlinedUpdate:
     """Temporary bytes of the optimizer's step."""
     flops: float
     """FLOPs of the micro-batch's matmuls."""
+    extra_flops: float
+    """FLOPs, included in `flops`, of the passes before the loss: of the reference and of the nats.
+    """
     micro_batch: Operations
     """Operations of a micro-batch, if requested."""
     update: Operations
@@ -235,6 +243,10 @@ class UpdateOutliner:
     """Label smoothing of the loss."""
     masked: bool = False
     """True if a GPU uses dense attention with masks."""
+    needs_nats: bool = False
+    """True if the gradient depends on the nats of the labels, which are computed first."""
+    has_reference: bool = False
+    """True if a copy of the model also computes the nats of the labels."""
     operations: bool = False
     """True to list the operations, so that they can be timed."""
 
@@ -257,7 +269,7 @@ class UpdateOutliner:
         block = _GPU_BLOCK if self.where == "cuda" else 1
         micro_batch, update = Operations(), Operations()
         ledger = _Ledger(micro_batch if self.operations else None, block=block)
-        before_head = self._run_micro_batch(model, rows, stored, ledger)
+        before_head, extra_flops = self._run_micro_batch(model, rows, stored, ledger)
         copies = _storage_bytes(
             copy for module in model.modules() for copy in copies_of(module)
         )
@@ -274,6 +286,7 @@ class UpdateOutliner:
             kept=max(0, before_head - weights - copies - earlier_gradients),
             step=step,
             flops=ledger.flops,
+            extra_flops=extra_flops,
             micro_batch=micro_batch,
             update=update,
         )
@@ -284,24 +297,34 @@ class UpdateOutliner:
         rows: OutlinedRows,
         stored: list[Tensor],
         ledger: _Ledger,
-    ) -> int:
-        """Run the forward and backward passes. Return the bytes in use before the output head."""
+    ) -> tuple[int, float]:
+        """Run the forward and backward passes.
+
+        Returns:
+            The bytes in use before the output head, and the FLOPs of the passes before the loss.
+        """
         is_on_gpu = self.where == "cuda"
-        plans = self._prepare_attention(model, rows)
+        plans = _prepare_attention(model, rows, self.where, masked=self.masked)
         if self.recompute:
             recompute_blocks(model)
-        autocast: AbstractContextManager[object] = nullcontext()
-        if self.precision != "float32":
-            autocast = torch.autocast("cpu", dtype=DTYPES[self.precision])
-
         try:
             with ledger, as_on_a_gpu() if is_on_gpu else nullcontext():
                 gradients = (t.grad for t in stored if t.grad is not None)
                 for tensor in (*stored, *gradients):
                     ledger.add(tensor)
-                with autocast:
+                with _autocast(self.precision):
+                    nats: list[Tensor] = []
+                    if self.has_reference:
+                        with evaluating(model), torch.no_grad():
+                            nats.append(_nats(model, *_run_blocks(model, rows, plans)))
+                    extra_flops = ledger.flops
                     hidden, labels = _run_blocks(model, rows, plans)
                     before_head = ledger.now
+                    before_nats = ledger.flops
+                    if self.needs_nats:
+                        with torch.no_grad():
+                            nats.append(_nats(model, hidden, labels))
+                    extra_flops += ledger.flops - before_nats
                     weight, bias = output_head(model)
                     loss = cross_entropy_sum(
                         hidden,
@@ -319,17 +342,7 @@ class UpdateOutliner:
                 )  # fmt: skip
         finally:
             stop_recomputing(model)
-        return before_head
-
-    def _prepare_attention(
-        self, model: PreTrainedModel, rows: OutlinedRows
-    ) -> tuple[AttentionPlan, AttentionPlan] | None:
-        """Choose a GPU's attention and return None, or return the attention plans of a CPU."""
-        if self.where == "cuda":
-            use_attention(model, "dense" if self.masked else "flex")
-            return None
-        with unset_fake_temporarily():
-            return cpu_plans(rows)
+        return before_head, extra_flops
 
     def _run_step(
         self, trained: list[nn.Parameter], operations: Operations | None
@@ -355,6 +368,48 @@ class UpdateOutliner:
         return int(ledger.peak - before)
 
 
+def outline_forward(
+    model: PreTrainedModel, rows: OutlinedRows, *, where: Where, precision: str
+) -> int:
+    """Run a forward pass without gradients on shapes. Return its temporary bytes.
+
+    Call it inside `outlining`. The model must have the layers for the device.
+    """
+    plans = _prepare_attention(model, rows, where)
+    is_on_gpu = where == "cuda"
+    ledger = _Ledger(block=_GPU_BLOCK if is_on_gpu else 1)
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        ledger,
+        as_on_a_gpu() if is_on_gpu else nullcontext(),
+        _autocast(precision),
+    ):
+        for parameter in model.parameters():
+            ledger.add(parameter)
+        before = ledger.now
+        _run_blocks(model, rows, plans)
+    return ledger.peak - before
+
+
+def _autocast(precision: str) -> AbstractContextManager[object]:
+    """Return the context of matmuls in a number format."""
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast("cpu", dtype=DTYPES[precision])
+
+
+def _prepare_attention(
+    model: PreTrainedModel, rows: OutlinedRows, where: Where, *, masked: bool = False
+) -> tuple[AttentionPlan, AttentionPlan] | None:
+    """Choose a GPU's attention and return None, or return the attention plans of a CPU."""
+    if where == "cuda":
+        use_attention(model, "dense" if masked else "flex")
+        return None
+    with unset_fake_temporarily():
+        return cpu_plans(rows)
+
+
 def _create_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Create the missing gradients of parameters."""
     for parameter in parameters:
@@ -373,6 +428,24 @@ def _run_blocks(
         return hidden_states(model, batch), batch.labels
     hidden = outlined_hidden(model, rows, plans)
     return hidden, torch.zeros(hidden.shape[:-1], dtype=torch.int64)
+
+
+def _nats(model: PreTrainedModel, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Compute the nats of the labels from the input of the output head."""
+    weight, bias = output_head(model)
+    return label_nats(hidden, weight, labels, bias, logit_cap(model))
+
+
+def _select_all(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Replace masks by indices of as many elements as the masks have."""
+    selected: list[Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype != torch.bool:
+            selected.append(index)
+            continue
+        zeros = index.new_zeros(index.numel(), dtype=torch.int64)
+        selected += itertools.repeat(zeros, index.dim())
+    return selected
 
 
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:

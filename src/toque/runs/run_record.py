@@ -32,7 +32,9 @@ HELD_OUT: Final = ("loss", "perplexity")
 """Metrics of every held-out evaluation."""
 BITS: Final = "bits_per_byte"
 """Metric that is measured if the number of bytes in the held-out targets is known."""
-COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})
+ACCURACY: Final = "rewards/accuracies"
+"""Share of held-out pairs with a higher reward for the chosen answer, in runs with pairs."""
+COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts", "pairs"})
 """Values of an evaluation that are counts, not scores."""
 TASK_SCORES: Final[Mapping[str, str]] = {
     "loss": "loss",
@@ -62,6 +64,7 @@ class FinalScores(msgspec.Struct):
     heldout: dict[str, int | float | None] = {}
     generated: dict[str, int | float | None] = {}
     tasks: dict[str, dict[str, Any]] = {}
+    intervals: dict[str, tuple[float | None, float | None]] = {}
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -31,6 +31,8 @@ from toque.reports.page import (
 )
 from toque.reports.run_page import SECTIONS, build_run_page
 from toque.reports.verdict import Verdict, judge_run
+from toque.runs.history import StepRow
+from toque.runs.metric_names import metric_named
 from toque.runs.places import RunFinder
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import RunStatus, state_of
@@ -238,9 +240,9 @@ class Watcher:
 def _title(name: str, run: RunRecord) -> str:
     """Return the title of the browser's tab: the loss first, because tabs are narrow."""
     step = run.history.step
-    if step is None or step.loss is None:
+    if step is None or step.value is None:
         return name
-    return f"{step.loss:.4f} · step {step.step:,} · {name}"
+    return f"{step.value:.4f} · step {step.step:,} · {name}"
 
 
 def _create_table(
@@ -270,18 +272,27 @@ def _format_cells(run: RunRecord, state: RunStatus) -> list[str]:
     """Format the cells of a run in the order of `_COLUMN_HEADS`."""
     history = run.history
     step = history.step
-    loss = None if step is None else step.loss
     rate = None if step is None else step.tokens_per_second
     best_loss = None if history.best is None else history.best[0]
     seconds_left = history.seconds_left if state.kind == "running" else None
     return [
         f"{history.progress.step:,}",
         _format_number(history.done, ".0%"),
-        _format_number(loss, ".4f"),
+        _format_learning(step),
         _format_number(best_loss, ".4f"),
         _format_number(rate, ",.0f"),
         _NO_VALUE if seconds_left is None else clock_text(seconds_left),
     ]
+
+
+def _format_learning(step: StepRow | None) -> str:
+    """Format the loss of an update, or another measure with its name."""
+    if step is None or step.value is None:
+        return _NO_VALUE
+    value = f"{step.value:.4f}"
+    if step.measure == "loss":
+        return value
+    return f"{metric_named(step.measure).title} {value}"
 
 
 def _format_number(value: float | None, spec: str) -> str:

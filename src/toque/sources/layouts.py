@@ -137,12 +137,20 @@ class RefusedFileError(DataError):
     Attributes:
         why: Short reason for the list of skipped files.
         columns: Suggested columns of the source with which the file can be read.
+        fields: Field names of the file's records, if they are known.
     """
 
-    def __init__(self, message: str, why: str, columns: Sequence[Columns] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        why: str,
+        columns: Sequence[Columns] = (),
+        fields: Sequence[str] = (),
+    ) -> None:
         super().__init__(message)
         self.why = why
         self.columns = columns
+        self.fields = fields
 
 
 class TextRecordsError(DataError):

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Final, ParamSpec
 
 from torch import Tensor
 
+from toque.data.loader.batch_stream import RewardedText
 from toque.units import Duration, Progress
 
 State = dict[str, Any]  # JSON
@@ -127,6 +128,8 @@ class StepInfo:
     """Wall seconds since the previous update, by `phases.Part`."""
     measured: Mapping[str, Tensor] = field(default_factory=dict)
     """Means over the update that the objective measures, by metric name, each []."""
+    texts: Sequence[RewardedText] = ()
+    """Best and worst generated text of one prompt, or one text if their rewards are equal."""
     stage: int | None = None  # stage of the curriculum, counted from 1
     slowed: bool = False
     """True if an observer such as a profiler slowed the update. Rates exclude such updates."""

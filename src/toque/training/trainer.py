@@ -246,6 +246,7 @@ class Trainer:
             n_computed=int(n_computed),
             loss_count=planned.loss_count,
             measured=measured,
+            texts=planned.texts,
             stage=planned.stage,
             slowed=self.callbacks.are_slow,
         )

@@ -62,7 +62,7 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("loss", "held-out loss", 4),
-    Column("recipe_score", "recipe score", 3),
+    Column("cookable", "cookable", 3),
     Column("ingredient_coverage", "coverage", 3),
     Column("rougeL", "ROUGE-L", 3),
     Column("training_seconds", "seconds", 1),

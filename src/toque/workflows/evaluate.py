@@ -25,10 +25,12 @@ from toque.evaluation.bootstrap import (
     key_of_text,
     losses_table,
     to_json,
+    wilson_interval,
 )
 from toque.reporter import SILENT, Reporter, counting
 from toque.runs.run_files import refuse_users_folder
-from toque.runs.run_record import BITS, EVALUATION
+from toque.runs.run_record import ACCURACY, BITS, EVALUATION
+from toque.sources.preference_pairs import PREFERRED
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
@@ -48,8 +50,8 @@ if TYPE_CHECKING:
 _DIGITS = 6
 """Number of decimal places in evaluation.json."""
 _LISTS = "Give lists of equal length with at least one text."
-_SHOWN_SLICES = ("recipe_score", "rougeL", "bleu")
-"""Scores in the printed table of slices. evaluation.json has all scores."""
+_SHOWN_SLICES = ("cookable", "recipe_score", "rougeL", "bleu")
+"""Scores in the printed table of slices, which shows the first three that exist."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,18 @@ class Evaluation:
         return {**self.example_metrics, **self.texts.metrics}
 
     @property
+    def accuracy(self) -> Estimate | None:
+        """Share of held-out pairs with a preferred chosen answer, with its Wilson interval.
+
+        None for a run without pairs.
+        """
+        share = self.heldout.get(ACCURACY)
+        if share is None:
+            return None
+        n = int(self.heldout["pairs"])
+        return Estimate(share, *wilson_interval(share, n), n)
+
+    @property
     def advice(self) -> str:
         """Advice if the recipes among the texts are poor, otherwise ""."""
         score = self.texts.overall.get("recipe_score")
@@ -92,22 +106,28 @@ class Evaluation:
         """Return the content of evaluation.json. Numbers that are not finite become null."""
         overall = self.texts.overall
         memorisation = self.memorisation
+        intervals = {
+            name: _rounded_interval(estimate)
+            for name, estimate in overall.items()
+            if estimate.low is not None
+        }
+        applies_to = {name: estimate.n for name, estimate in overall.items()}
+        if (accuracy := self.accuracy) is not None:
+            intervals[ACCURACY] = _rounded_interval(accuracy)
+            applies_to[ACCURACY] = accuracy.n
         record = {
             "step": self.step,
             "heldout": dict(self.heldout),
             "tasks": {scores.task: scores.record() for scores in self.tasks},
             "generated": self._generated_record(),
-            "intervals": {
-                name: _rounded_interval(estimate)
-                for name, estimate in overall.items()
-                if estimate.low is not None
-            },
-            "applies_to": {name: estimate.n for name, estimate in overall.items()},
+            "intervals": intervals,
+            "applies_to": applies_to,
             "slices": self._slices_record(),
             "memorisation": None if memorisation is None else memorisation.record(),
             "failed": dict(self.texts.failed),
             "method": {
                 "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
+                ACCURACY: "95 %, Wilson score interval over held-out pairs",
                 "seed": SEED,
                 "bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp",
                 "rouge": "F1 of each text, as rouge-score computes it, without stemming",
@@ -158,10 +178,10 @@ class Evaluation:
 
     def _loss_line(self) -> str:
         loss = self.heldout["loss"]
-        if (accuracy := self.heldout.get("rewards/accuracies")) is not None:
+        if (accuracy := self.accuracy) is not None:
             return (
-                f"held-out loss {loss:.4f} per pair, the chosen answer preferred in {accuracy:.1%} "
-                f"of the pairs, {self.heldout[BITS]:.3f} bits per byte of the chosen answers"
+                f"held-out loss {loss:.4f} per pair, {describe_accuracy(accuracy)}, "
+                f"{self.heldout[BITS]:.3f} bits per byte of the chosen answers"
             )
         perplexity = self.heldout["perplexity"]
         line = f"held-out loss {loss:.4f} nats per token, perplexity {perplexity:.2f}"
@@ -172,7 +192,7 @@ class Evaluation:
 
     def _slice_lines(self) -> Iterator[str]:
         """Yield the lines of the tables of slices."""
-        names = [name for name in _SHOWN_SLICES if name in self.texts.overall]
+        names = [name for name in _SHOWN_SLICES if name in self.texts.overall][:3]
         for slicing, labels in self.texts.slices.items():
             if len(labels) < 2 or not names:
                 continue
@@ -199,6 +219,14 @@ class Evaluation:
         ):
             atomic_write(folder / FILE, by_text.encode())
             atomic_write(folder / EVALUATION, self.to_json().encode())
+
+
+def describe_accuracy(accuracy: Estimate) -> str:
+    """Describe the share of held-out pairs with a preferred chosen answer."""
+    return (
+        f"the chosen answer preferred in {accuracy.value:.1%} of {accuracy.n:,} pairs (95 % "
+        f"interval: {accuracy.low:.1%} to {accuracy.high:.1%})"
+    )
 
 
 def _rounded_interval(estimate: Estimate) -> list[float | None]:
@@ -336,6 +364,8 @@ def evaluate_samples(
     metrics = dict(losses)
     if heldout.n_bytes > 0:
         metrics["target_bytes"] = heldout.n_bytes
+    if ACCURACY in losses:
+        metrics["pairs"] = heldout.n_examples // 2
     scores = ScoresByTask.from_settings(
         config.evaluation, config.data, config.foreign_code
     )
@@ -361,9 +391,16 @@ def evaluate_samples(
 def _measure_examples(
     store: TokenStore, model: PreTrainedModel, heldout: HeldOut, reporter: Reporter
 ) -> TextTable:
-    """Measure the loss of each held-out example, for `toque compare`."""
+    """Measure the loss of each held-out example, for `toque compare`.
+
+    Of a preference pair, only the chosen answer is an example.
+    """
     with counting(reporter, "evaluating", "examples one by one") as count:
-        rows, nats, weights = zip(*heldout.by_example(model, count), strict=True)
+        measured = heldout.by_example(model, count)
+    if store.has_pairs:
+        is_chosen = store.column(PREFERRED) == 1
+        measured = [example for example in measured if is_chosen[example[0]]]
+    rows, nats, weights = zip(*measured, strict=True)
     codec = store.codec()
     targets = [codec.decode(store.learnt_ids(row)) for row in rows]
     prompts = [codec.decode(store.prompt(row)) for row in rows]

@@ -29,7 +29,11 @@ from toque.training.callbacks import Goal
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.observers.metrics_log import write_after_event
 from toque.workflows.build import Run
-from toque.workflows.evaluate import Evaluation, evaluate_samples
+from toque.workflows.evaluate import (
+    Evaluation,
+    describe_accuracy,
+    evaluate_samples,
+)
 from toque.workflows.model_card import FinishedRun, model_card, resolve_auto_values
 from toque.workflows.run_folder.set_aside import set_aside_folder
 from toque.workflows.run_folder.weights import load_weights
@@ -214,6 +218,8 @@ def _summarise(evaluation: Evaluation, watched: Sequence[str]) -> str:
     summary = f"held-out loss {evaluation.heldout['loss']:.4f}"
     if BITS in evaluation.heldout:
         summary += f" ({evaluation.heldout[BITS]:.3f} bits per byte)"
+    if (accuracy := evaluation.accuracy) is not None:
+        summary += f", {describe_accuracy(accuracy)}"
     if name := choose_main_score(evaluation.texts.overall, watched):
         score = evaluation.texts.overall[name]
         summary += f", {name.replace('_', ' ')} {score.value:.2f} ({score.n:,} texts)"

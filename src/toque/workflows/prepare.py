@@ -20,7 +20,12 @@ from toque.sources.memory_rows import ROWS, forget_rows, write_rows
 from toque.sources.own_tasks import refuse_absent
 from toque.user_paths import named_path
 from toque.workflows.configure import Columns, Configured, configure, source_columns
-from toque.workflows.prepared_store import is_prepared, open_sources, prepare_settings
+from toque.workflows.prepared_store import (
+    is_prepared,
+    open_sources,
+    prepare_settings,
+    refuse_other_tokenizer,
+)
 from toque.workflows.results import Model, refuse_absent_start
 
 
@@ -192,6 +197,7 @@ def prepare_store(
         keep = not total_bytes and n_bytes >= log_steps_from
         reporter.progress(message, done=done_bytes, total=total_bytes, keep=keep)
 
+    refuse_other_tokenizer(settings)
     try:
         sources = open_sources(settings, progress=progress, say=reporter.notice)
         files = chain.from_iterable(source.files or () for source in sources)

@@ -14,14 +14,22 @@ from toque.cooking.schemas.reader import reader_for
 from toque.data.prepare.store_plan import PrepareSettings, store_differences
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES
-from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.portable import tokenizer_differences
+from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer, tokenizer_here
 from toque.errors import ConfigError, DataError, argument
 from toque.models.config_values import short_positions
 from toque.models.loading.hub import find_local_folder, resolve_folder
 from toque.models.loading.model_folder import read_config_json
 from toque.reporter import ProgressSink, no_progress
 from toque.sources.file_kinds import FileJudge
-from toque.sources.preference_pairs import has_message_pairs, with_one_turn
+from toque.sources.layouts import RefusedFileError
+from toque.sources.preference_pairs import (
+    has_message_pairs,
+    lacks_pairs,
+    refuse_sources_without_pairs,
+    with_one_turn,
+)
 from toque.sources.records import Located, Source
 from toque.sources.source_files import (
     SourceFile,
@@ -72,6 +80,7 @@ def open_sources(
     Raises:
         ConfigError: data.sources is empty, a tokenizer would be trained on token ids, or
             preference pairs have conversations of several turns for a model with an encoder.
+        DataError: A file cannot be read, or the objective is dpo and it has no preference pairs.
     """
     configured = (*config.data.sources, *config.data.validation)
     if not config.data.sources:
@@ -97,9 +106,16 @@ def open_sources(
                 Located(file.address, path, sha256)
                 for file, (path, sha256) in zip(selected, local_files, strict=True)
             ]
-        judged = FileJudge(source, config.data.encoding, readers).judge(files, say)
+        try:
+            judged = FileJudge(source, config.data.encoding, readers).judge(files, say)
+        except RefusedFileError as error:
+            if config.objective.kind == "dpo":
+                raise lacks_pairs(source.path, error.fields) from error
+            raise
         _refuse_training_on_ids(judged, config.model.tokenizer_source, source.path)
         sources.append(judged)
+    if config.objective.kind == "dpo":
+        refuse_sources_without_pairs(sources)
     if any(map(has_message_pairs, sources)) and _has_encoder(config):
         return [with_one_turn(source) for source in sources]
     return sources
@@ -211,9 +227,11 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
 
     Raises:
         DataError: The store is absent, damaged, or was prepared with other settings or files.
+        ConfigError: The objective needs the tokenizer of the start model, but names another.
     """
     folder = Path(config.data.store)
     refuse_unprepared(config)
+    refuse_other_tokenizer(config)
     store = TokenStore.open(folder, verify=True)
     settings = prepare_settings(config)
     # Neither a tokenizer with the same name nor one that is trained on the data is compared by ids.
@@ -238,6 +256,32 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
             "sources, set data.sources=[]."
         )
     return store
+
+
+def refuse_other_tokenizer(config: RunConfig) -> None:
+    """Check that an objective with a start model uses its tokenizer.
+
+    The check is skipped if the start model's tokenizer is not on this machine.
+
+    Raises:
+        ConfigError: model.tokenizer has other token ids.
+    """
+    kind, model = config.objective.kind, config.model
+    start_folder = tokenizer_here(model.start_from)
+    if kind == "sft" or model.tokenizer == "auto" or start_folder is None:
+        return
+    difference = "it is trained on the data"
+    if not model.tokenizer.startswith(TRAINED):
+        of_model = load_codec(start_folder)
+        of_setting = load_codec(resolve_tokenizer(model.tokenizer))
+        difference = "; ".join(tokenizer_differences(of_model, of_setting))
+    if difference:
+        raise ConfigError(
+            f"model.tokenizer is {model.tokenizer}, which differs from the tokenizer of "
+            f"model.start_from, {model.start_from}: {difference}. The objective {kind} uses the "
+            "probabilities that this model gives to texts, so it needs the tokenizer of the model. "
+            "Set model.tokenizer to auto, and prepare the data again."
+        )
 
 
 def _find_local_files(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:

@@ -26,6 +26,7 @@ from toque.workflows.saved_steps import KINDS, list_steps, run_of, split_address
 
 if TYPE_CHECKING:
     from toque.evaluation.best_of import Chosen
+    from toque.runs.run_record import FinalScores
 
 
 _DOWNLOADED = BucketUse(
@@ -64,14 +65,36 @@ class TrainedRun:
         Raises:
             CheckpointError: evaluation.json is damaged, or the folder does not exist.
         """
+        scores = self._read_scores()
+        return {} if scores is None else scores.metrics
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % confidence intervals of the scores of texts and of `rewards/accuracies`, by name.
+
+        They are read from disk at each access. Empty before the run is scored.
+
+        Raises:
+            CheckpointError: evaluation.json is damaged, or the folder does not exist.
+        """
+        scores = self._read_scores()
+        bounds = {} if scores is None else scores.intervals
+        return {
+            name: (low, high)
+            for name, (low, high) in bounds.items()
+            if low is not None and high is not None
+        }
+
+    def _read_scores(self) -> FinalScores | None:
+        """Read evaluation.json. Return None before the run is scored."""
         from toque.runs.run_record import EVALUATION, FinalScores
 
         path = self.folder / EVALUATION
         try:
-            return decode_json(path.read_bytes(), FinalScores).metrics
+            return decode_json(path.read_bytes(), FinalScores)
         except FileNotFoundError:
             self._refuse_absent()
-            return {}
+            return None
         except (OSError, msgspec.DecodeError) as error:
             raise CheckpointError(
                 f"{path} cannot be read as a run's scores: {error}. Write it again with `toque "

@@ -254,6 +254,53 @@ def test_the_live_line_is_of_now_and_not_of_the_last_logged_step():
     ]  # the first update has a line of the log
 
 
+def measuring(step, **measured):
+    """An update with measurements. Slashes in their names are written as two underscores."""
+    tensors = {name.replace("__", "/"): torch.tensor(v) for name, v in measured.items()}
+    return replace(update(step), measured=tensors)
+
+
+def test_reward_replaces_the_loss():
+    heard = Heard()
+    progress = ConsoleProgress(
+        log_every=Duration(1, "steps"), reporter=heard, clock=lambda: 0.0,
+        highlight=lambda: Highlight("recipe score", 0.25, TEXT),
+    )  # fmt: skip
+    progress.on_fit_start(RunStart(Progress(), Duration(4, "steps")))
+    for step in range(1, 5):
+        progress.on_step(measuring(step, reward=0.1 * step))
+        if step in (2, 4):
+            progress.on_evaluate(Progress(step, step / 10), {"loss": 1.5})
+    progress.on_fit_end(RunEnd("finished", Progress(step=4), 1.0, Best(2, 1.5)))
+    status = [text for text, _ in heard.progressed if text]
+    assert [line.split("  ")[2] for line in status] == [
+        "reward 0.1000", "reward 0.2000", "reward 0.3000", "reward 0.4000",
+    ]  # fmt: skip
+    assert not [line for line in status if "loss" in line or "best" in line]
+    heading, first, second, end = heard.notices
+    assert heading.split()[:4] == ["step", "epoch", "reward", "held-out"]
+    # The mean of the updates since the previous row.
+    assert [row.split()[2] for row in (first, second)] == ["0.1500", "0.3500"]
+    assert max(map(len, heard.notices)) <= heard.columns
+    # The lowest held-out loss of such a run is at its beginning.
+    assert "best" not in end
+
+
+def test_accuracy_of_pairs_is_next_to_the_loss():
+    heard = Heard()
+    progress = ConsoleProgress(
+        log_every=Duration(1, "steps"), reporter=heard, clock=lambda: 0.0
+    )
+    progress.on_fit_start(RunStart(Progress(), STOP))
+    progress.on_step(measuring(1, rewards__accuracies=0.625))
+    metrics = {"loss": 0.5, "rewards/accuracies": 0.75, "rewards/margins": 1.25}
+    progress.on_evaluate(Progress(step=1), metrics)
+    assert "  loss 2.0000  accuracy 62%  lr" in heard.progressed[0][0]
+    assert heard.details[-1].endswith(
+        "evaluation  loss 0.5000  rewards/accuracies 0.750  rewards/margins 1.2500"
+    )
+
+
 def test_the_loss_is_read_for_a_line_that_can_be_seen():
     class Read(float):
         n = 0
@@ -387,6 +434,15 @@ def test_bad_signs_and_impossible_numbers_are_said():
     assert summaries([update(1), update(2)])[0]["utilisation"] == "not measured"
     (alone,) = summaries([update(1), update(2)], ranks=2)
     assert alone["scaling"] == "2 ranks; efficiency not measured"
+
+
+def test_summary_shows_whether_the_reward_rises():
+    rewards = (0.1, 0.3, 0.2, 0.1)
+    first, second = summaries(
+        [measuring(n, reward=reward) for n, reward in enumerate(rewards, start=1)]
+    )
+    assert first["signs"].startswith("reward 0.2000; gradient norm")
+    assert second["signs"].startswith("reward 0.2000 -> 0.1500, NOT rising; ")
 
 
 def test_the_gpus_use_is_that_of_the_stretch():

@@ -41,7 +41,8 @@ class Listening:
         self.heard.append((step, values))
 
     def log_texts(self, step, rows):
-        self.heard.append(("texts", step, [row[1:3] for row in rows]))
+        shown = [(*row[1:3], row.cookable, row.recipe_score) for row in rows]
+        self.heard.append(("texts", step, shown))
 
     def store_file(self, path):
         self.heard.append(("file", path.name))
@@ -110,11 +111,13 @@ def test_a_tracker_gets_figures_texts_scores_and_the_page_in_order(
     feed.take(RECORDS[-1])
     feed.on_fit_end(END)
     with samples.open("a") as file:
-        file.write(json.dumps(line | {"step": 6, "text": "Butter."}) + "\n")
+        metrics = {"cookable": 0.25, "recipe_score": 0.75}
+        line |= {"step": 6, "text": "Butter.", "metrics": metrics}
+        file.write(json.dumps(line) + "\n")
     feed.finish(failed=False, scores=scores, page=tmp_path / "report.html")
     assert heard[2:] == [
-        ("texts", 1, [("toast", "Bread.")]),
-        ("texts", 6, [("toast", "Butter.")]),
+        ("texts", 1, [("toast", "Bread.", None, None)]),
+        ("texts", 6, [("toast", "Butter.", 0.25, 0.75)]),
         (
             6,
             {

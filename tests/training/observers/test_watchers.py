@@ -8,12 +8,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 
 from fixtures.updates import update
 from toque.config import load_config
 from toque.errors import ConfigError
 from toque.training.callbacks import Best, Callbacks, Requests, RunEnd, RunStart
-from toque.training.observers.watchers import Overfitting, UserCallback, Watchers
+from toque.training.observers.watchers import (
+    EqualRewards,
+    Overfitting,
+    UserCallback,
+    Watchers,
+)
 from toque.training.observers.webhook import (
     Webhook,
     describe_error,
@@ -157,6 +163,16 @@ def test_overfitting_is_said_once_until_the_gap_closes(warn, warnings):
         watch.on_evaluate(Progress(step=step), {"loss": held_out})
     assert [step for step, _ in warnings] == [2, 5]
     assert "35%" in warnings[0][1]
+
+
+def test_losses_of_pairs_near_zero_are_no_overfitting(warn, warnings):
+    watch = Overfitting(warn=warn)
+    watch.on_step(update(1, loss=0.001))
+    watch.on_evaluate(Progress(step=1), {"loss": 0.04})
+    assert warnings == []
+    watch.on_step(update(2, loss=0.001))
+    watch.on_evaluate(Progress(step=2), {"loss": 0.2})
+    assert [step for step, _ in warnings] == [2]
 
 
 def test_overfitting_compares_the_same_updates_after_a_restart(warn, warnings):
@@ -354,3 +370,37 @@ def test_the_address_comes_from_the_environment_or_the_setting(monkeypatch):
     monkeypatch.delenv("MY_HOOK")
     with pytest.raises(ConfigError, match="MY_HOOK is not set"):
         watchers("observe.webhook=env:MY_HOOK")
+
+
+def rewarded(step, *, equal):
+    return replace(update(step), measured={"equal_groups": torch.tensor(equal)})
+
+
+def test_ten_updates_with_equal_rewards_cause_one_warning(warn, warnings):
+    watch = EqualRewards(warn=warn)
+    for step in range(1, 31):
+        watch.on_step(rewarded(step, equal=0.75 if step == 9 else 1.0))
+    ((step, message),) = warnings
+    assert step == 19  # the count began again after step 9
+    assert "in the last 10 updates, so the model learns nothing" in message
+    for setting in ("objective.samples", "objective.temperature", "objective.rewards"):
+        assert setting in message
+
+
+def test_equal_rewards_are_counted_across_a_restart(warn, warnings):
+    first, second = EqualRewards(warn=warn), EqualRewards(warn=warn)
+    for step in range(1, 7):
+        first.on_step(rewarded(step, equal=1.0))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for step in range(7, 11):
+        second.on_step(rewarded(step, equal=1.0))
+    assert [step for step, _ in warnings] == [10]
+
+
+@pytest.mark.parametrize(
+    ("learns_from_rewards", "expected"), [(False, Overfitting), (True, EqualRewards)]
+)
+def test_warnings_fit_the_objective(learns_from_rewards, expected, warn):
+    built = replace(watchers(), learns_from_rewards=learns_from_rewards)
+    kinds = {type(callback) for callback in built.callbacks(warn)}
+    assert kinds & {Overfitting, EqualRewards} == {expected}

@@ -386,6 +386,7 @@ def _missing_roles_error(
         f"column: {columns_in_words(named)} in its source of data.sources. {others}",
         f"no recipes: without a column of {roles}",
         [named, pairs, texts],
+        layout.fields,
     )
 
 

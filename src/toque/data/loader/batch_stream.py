@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -45,6 +45,16 @@ _DROPOUT = key_of(0x64726F70)
 SHAPE_SAMPLE = 2048
 
 
+class RewardedText(NamedTuple):
+    """Generated text with its reward."""
+
+    prompt: str
+    text: str
+    tokens: int
+    """Number of generated tokens."""
+    reward: float
+
+
 @dataclass(frozen=True)
 class Step:
     """Batch of an update, and the update's counts."""
@@ -61,6 +71,8 @@ class Step:
     stage: int | None = None
     # Measurements of generated texts, by metric name, as means over all ranks.
     measured: Mapping[str, float] = field(default_factory=dict)
+    # Best and worst generated text of one prompt of this rank.
+    texts: Sequence[RewardedText] = ()
 
     def progress_after(self, before: Progress, seconds: float) -> Progress:
         """Compute the run's progress after this update, which took `seconds`."""

@@ -66,9 +66,19 @@ def describe_stage(stage: StageFilters) -> str:
 
 
 def select_examples(store: TokenStore, rows: Ints, stage: StageFilters) -> Ints:
-    """Find a stage's examples, as positions in `rows`. A missing value passes a filter."""
+    """Find a stage's examples, as positions in `rows`. A missing value passes a filter.
+
+    Raises:
+        ConfigError: No example of the store has the values that a filter uses.
+    """
     passes = np.ones(len(rows), np.bool_)
-    for column, minimum, maximum, _ in _list_filters(stage):
+    for column, minimum, maximum, description in _list_filters(stage):
+        if column not in store.manifest.columns:
+            raise ConfigError(
+                f"A stage of curriculum.stages has only examples with {description}, but the store "
+                f"{store.path} has no recipes, and only recipes have these values. Remove the "
+                "filter."
+            )
         # Round the bounds like the stored values: 0.7 in float32 is less than 0.7 in float64.
         values = np.asarray(store.column(column))[rows].astype(np.float32)
         is_inside = (values >= np.float32(minimum)) & (values <= np.float32(maximum))

@@ -464,12 +464,15 @@ def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
         advice = _NAME_THE_FIELDS
         if 2 * dropped[NOT_UTF_8] > bad:
             advice = f"{ENCODING_HINT} "
-        sufficient_share = math.ceil(bad / read * 100) / 100
+        if bad < read:
+            sufficient_share = math.ceil(bad / read * 100) / 100
+            advice += (
+                f"To use only the {read - bad:,} good records, set "
+                f"data.max_bad_share={sufficient_share:g}."
+            )
         raise DataError(
             f"{bad:,} of the {read:,} records in {names} cannot be used, more than "
-            f"data.max_bad_share={limit:g} allows: {reasons}. {advice}"
-            f"To use only the {read - bad:,} good records, set "
-            f"data.max_bad_share={sufficient_share:g}."
+            f"data.max_bad_share={limit:g} allows: {reasons}. {advice.rstrip()}"
         )
 
 

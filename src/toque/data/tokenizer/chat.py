@@ -111,6 +111,10 @@ class ChatTemplate:
         return self._thread.submit(self._encode_prompt, turns)
 
     def _encode_prompt(self, turns: Sequence[Message]) -> list[int]:
+        return list(self._encode(self.prompt_text(turns)).ids)
+
+    def prompt_text(self, turns: Sequence[Message]) -> str:
+        """Render the prompt for an answer to the last turn; see `ids`."""
         answer = self._render(turns)
         name = self._codec.name
         if "text" not in answer:
@@ -124,7 +128,12 @@ class ChatTemplate:
                     f"The chat template of {name} does not render the field {field[:_MAX_FIELD]!r} "
                     "of a message, so the model would never see it. Leave the field out."
                 )
-        return list(self._encode(answer["text"]).ids)
+        text: str = answer["text"]
+        return text
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids with the names of special tokens."""
+        return str(self._tokenizer.decode([*ids], skip_special_tokens=False))
 
     def conversation(self, turns: Sequence[Turn], *, last: bool) -> Conversation | str:
         """Encode a conversation that ends with an answer.

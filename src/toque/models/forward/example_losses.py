@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch, DecoderBatch
+from toque.models.forward.cpu_linear import kind_of
 from toque.models.forward.loss import capped, cross_entropy_sum, usual_chunk_rows
 from toque.models.forward.packed import hidden_states, logit_cap, output_head
 
@@ -41,7 +42,8 @@ def weighted_loss_sum(
     cap = logit_cap(model)
     hidden = hidden_states(model, batch)
     with torch.no_grad():
-        loss, label_weights = weigh(label_nats(hidden, weight, batch, bias, cap))
+        nats = label_nats(hidden, weight, batch.labels, bias, cap)
+        loss, label_weights = weigh(nats)
     if not torch.is_grad_enabled():
         return loss
     weighted = cross_entropy_sum(
@@ -65,13 +67,13 @@ def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
     """
     weight, bias = output_head(model)
     hidden = hidden_states(model, batch)
-    return -label_nats(hidden, weight, batch, bias, logit_cap(model))
+    return -label_nats(hidden, weight, batch.labels, bias, logit_cap(model))
 
 
 def label_nats(
     hidden: Tensor,
     weight: Tensor,
-    batch: Batch,
+    labels: Tensor,
     bias: Tensor | None,
     cap: float | None,
 ) -> Tensor:
@@ -79,12 +81,10 @@ def label_nats(
 
     Positions without a label are 0. The arguments are as in `cross_entropy_sum`.
     """
-    is_labelled = batch.labels != IGNORE
-    labels = batch.labels[is_labelled]
-
-    chunk_rows = usual_chunk_rows(weight.shape[0], labels.device.type)
+    is_labelled = labels != IGNORE
+    chunk_rows = usual_chunk_rows(weight.shape[0], kind_of(hidden))
     chunks = torch.split(hidden[is_labelled], chunk_rows)
-    label_chunks = torch.split(labels, chunk_rows)
+    label_chunks = torch.split(labels[is_labelled], chunk_rows)
     nats = []
     for chunk, targets in zip(chunks, label_chunks, strict=True):
         logits = F.linear(chunk, weight.to(chunk.dtype), bias)
@@ -93,7 +93,7 @@ def label_nats(
         nats.append(loss)
 
     exact = torch.cat(nats)
-    result = exact.new_zeros(batch.labels.shape)
+    result = exact.new_zeros(labels.shape)
     result[is_labelled] = exact
     return result
 

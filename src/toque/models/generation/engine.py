@@ -96,7 +96,7 @@ def generate(
             f"{argument('max_new_tokens')} is missing; it must be at least 1."
         )
     _check_tokens(core, prompts, places)
-    limits = _limit_answers(core, prompts, options.max_new_tokens, places)
+    limits = limit_answers(core, prompts, options.max_new_tokens, places)
     # 0 requests the log-probability of the generated token only.
     n_top_logprobs = None if on_logprob is None else 0
     forms: Sequence[Constraint | None] = constraints or [None for _ in prompts]
@@ -283,18 +283,33 @@ def _count_affordable_rows(
     core: PreTrainedModel, orders: Sequence[Order], columns: int
 ) -> int:
     """Compute the number of rows that fit into the fraction BESIDE_TRAINING of the free memory."""
+    longest_prompt = max(len(order.prompt) for order in orders)
+    free = min(map(free_bytes, {core.device, *layer_devices(core)}))
+    row = row_bytes(core, columns, longest_prompt, cache_dtype(core).itemsize)
+    return max(1, int(BESIDE_TRAINING * free / row))
+
+
+def row_bytes(
+    core: PreTrainedModel, columns: int, longest_prompt: int, itemsize: int
+) -> int:
+    """Return the bytes of a row's keys, values and logits.
+
+    Args:
+        core: Model. Only its shape is used.
+        columns: Tokens in the cache of the longest row. A decoder's cache includes the prompt.
+        longest_prompt: Tokens of the longest prompt.
+        itemsize: Bytes per number in the cache.
+    """
     layers, heads, size = cache_shape(core)
     if family_of(core.config).is_encoder_decoder:
         # The cross-attention has keys and values of the prompt.
-        columns += max(len(order.prompt) for order in orders)
+        columns += longest_prompt
     # A buffer that grows is up to a quarter larger than its content.
     allocated_columns = columns * 5 // 4 + SPARE
-    column_bytes = 2 * layers * heads * size * cache_dtype(core).itemsize
+    column_bytes = 2 * layers * heads * size * itemsize
     # Two float32 vectors: the logits, and a copy for sampling.
-    logits_bytes = 2 * 4 * core.config.vocab_size
-    row_bytes = column_bytes * allocated_columns + logits_bytes
-    free = min(map(free_bytes, {core.device, *layer_devices(core)}))
-    return max(1, int(BESIDE_TRAINING * free / row_bytes))
+    logits_bytes = 2 * 4 * int(core.config.vocab_size)
+    return column_bytes * allocated_columns + logits_bytes
 
 
 def _name_of(number: int, places: Sequence[str]) -> str:
@@ -326,7 +341,7 @@ def _check_tokens(
         )
 
 
-def _limit_answers(
+def limit_answers(
     core: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,

@@ -46,7 +46,7 @@ def with_packed_products(
             are added.
     """
     if precision == "float32":
-        if not _should_pack_float32(core):
+        if not should_pack_float32(core):
             return core
         pack = partial(PackedLinear, dtype=torch.float32, is_packed=True)
     else:
@@ -94,7 +94,7 @@ class _Copier:
         return twin
 
 
-def _should_pack_float32(core: PreTrainedModel) -> bool:
+def should_pack_float32(core: PreTrainedModel) -> bool:
     """Check whether packed float32 matmuls are faster here, and the weights are small enough."""
     weights = [
         layer.weight

@@ -3,6 +3,7 @@
 import { element, say } from "./dom.js";
 
 const NAMES = {
+  recipe_score: "Recipe score",
   ingredient_coverage: "Asked for, and there",
   hallucinated_ingredients: "Not asked for",
   ingredients_used: "Ingredients the steps use",
@@ -19,6 +20,16 @@ const NAMES = {
   completeness: "Completeness",
   format_correctness: "Headings",
   form: "Form, overall",
+  ingredients_named: "Ingredients a step names",
+  requested_listed: "Asked for, and listed",
+  added_once: "Nothing added twice",
+  foods_listed: "No food missing from the list",
+  dish_made: "Steps that make the dish",
+  food_cooked: "Raw food is cooked",
+  amounts_usual: "Amounts usual for the dish",
+  amounts_differ: "Amounts that differ",
+  phrases_once: "No repeated phrases",
+  steps_detailed: "Detailed steps",
 };
 const LOW_IS_GOOD = new Set(["hallucinated_ingredients"]);
 const percent = new Intl.NumberFormat("en", { style: "percent" });
@@ -30,12 +41,12 @@ const AVOIDED = ["bad", "✕", "to be left out, and there"];
 
 /** Show scores, and which ingredients were asked for, not listed, missed, or to be left out. */
 export function showVerdict(parts, { scores, asked, missed, unlisted, avoided, hint }) {
-  const { recipe_score: score, ...others } = scores;
+  const { cookable: score, ...others } = scores;
   if (score === undefined) return; // no recipe was asked for
   parts.verdict.hidden = false;
   parts.score.replaceChildren(
     element("strong", {}, score.toFixed(2)),
-    " of 1; what people write has about 0.9",
+    " of 1 for cookable; recipes by people have about 0.7",
   );
   parts.asked.replaceChildren(
     ...asked.map((food) => mark(food, missed.includes(food) ? MISSED : unlisted.includes(food) ? UNLISTED : USED)),

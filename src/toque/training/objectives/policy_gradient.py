@@ -9,7 +9,7 @@ log-probability nats_i. The update minimises
   4.1.2). The texts come from the weights in training, so the ratio of new and old probabilities is
   1, and clipping never acts. D is N M, with the length limit M (Liu et al. 2025, arXiv 2503.20783).
   D is constant, because a division by the length would favour short bad texts.
-* best_of: w_i is 1 for the best text of a prompt and 0 for the others (Dong et al. 2023, arXiv
+* best_of: w_i is 1 for the best text of a prompt and 0 for all other texts (Dong et al. 2023, arXiv
   2304.06767). D is the number of tokens of the best texts.
 
 k3_t is the divergence of token t from the reference. Its sum is divided by T, so `kl` multiplies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from toque.reporter import Reporter, clock_text, one_line
+from toque.runs.metric_names import ACCURACY, MARGIN, REWARD
 from toque.runs.peak import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.bottlenecks import GRAD_NORM
@@ -31,7 +33,13 @@ from toque.units import Duration, Progress
 
 # Minimum seconds between status lines, because each line waits for CUDA.
 _REFRESH_SECONDS: Final = 0.25
-_METRIC_FORMATS: Final = {"loss": ".4f", "perplexity": ".2f", "bits_per_byte": ".3f"}
+_METRIC_FORMATS: Final = {
+    "loss": ".4f",
+    "perplexity": ".2f",
+    ACCURACY: ".3f",
+    MARGIN: ".4f",
+    "bits_per_byte": ".3f",
+}
 _MAX_EPOCH_ROWS: Final = 4  # maximum rows per run for epochs without an evaluation
 _MIN_TEXT_WIDTH: Final = 24  # minimum characters of a generated text in a row
 _EPOCH: Final = Duration(1, "epochs")
@@ -50,7 +58,7 @@ class _Epoch(NamedTuple):
 
     number: int
     at: Progress
-    loss: float  # mean training loss of its updates
+    mean: float  # mean training loss, or reward, of its updates
 
 
 @dataclass(eq=False, kw_only=True)
@@ -85,8 +93,9 @@ class ConsoleProgress(Callback):
         self._refreshed_at = self.clock()
         self._last_loss: float | None = None
         self._evaluation_began: float | None = None
+        self._learns_from_rewards = False  # until the first update
         self._losses = self._losses_at_row = self._losses_at_epoch = LossSum()
-        self._score_name = ""
+        self._columns = ("", "")
         self._ended_epoch: _Epoch | None = None
         self._newest_scores = ""
         self._newest_save = start.progress.step
@@ -125,11 +134,12 @@ class ConsoleProgress(Callback):
         """Refresh the status line."""
         at = info.progress
         self._window.add(info)
-        self._losses = self._losses.plus(info)
+        self._learns_from_rewards = REWARD in info.measured
+        self._losses = self._losses.plus_reward(info)
         if _EPOCH.crossed(info.before, at):
-            loss = self._losses.mean_since(self._losses_at_epoch)
+            mean = self._losses.mean_since(self._losses_at_epoch)
             self._losses_at_epoch = self._losses
-            self._ended_epoch = _Epoch(math.floor(at.epoch), at, loss)
+            self._ended_epoch = _Epoch(math.floor(at.epoch), at, mean)
         correction = self._time_left.record_update(info.before, at, slowed=info.slowed)
         if correction:
             self.reporter.notice(correction)
@@ -153,10 +163,12 @@ class ConsoleProgress(Callback):
         window = self._window
         rate = window.n_steps / window.seconds if window.seconds > 0 else 0.0
         rate_text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-        best = "" if self._best is None else f"  best {self._best:.4f}"
+        best = ""
+        if self._best is not None and not self._learns_from_rewards:
+            best = f"  best {self._best:.4f}"
         save = f"  saved {self._newest_save:,}" if self._newest_save else ""
         return (
-            f"{_render_progress(at)}  loss {float(info.loss):.4f}  lr {info.lr:.2e}{best}  "
+            f"{_render_progress(at)}  {_render_learning(info)}  lr {info.lr:.2e}{best}  "
             f"{rate_text} steps/s  {window.tokens_per_second:,.0f} tokens/s  "
             f"{self._stop_after.fraction(at):.0%}  "
             f"{clock_text(self._time_left.seconds(at))} left{save}"
@@ -212,6 +224,8 @@ class ConsoleProgress(Callback):
         if self._newest_save:
             save = f"saved up to step {self._newest_save:,}"
         best = f", best {end.best}" if end.best else ""
+        if self._learns_from_rewards and end.best and end.best.metric == LOSS.metric:
+            best = ""  # the run moves away from the held-out texts
         self.reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
             f"{clock_text(end.seconds)}; {save}{best}"
@@ -237,26 +251,28 @@ class ConsoleProgress(Callback):
         scores = ""
         if self._newest_scores:
             scores = f"; newest evaluation: {self._newest_scores}"
+        name = REWARD if self._learns_from_rewards else "training loss"
         self.reporter.detail(
-            f"epoch {epoch.number} ended at step {epoch.at.step:,}: mean training loss "
-            f"{_render_number(epoch.loss)}{scores}"
+            f"epoch {epoch.number} ended at step {epoch.at.step:,}: mean {name} "
+            f"{_render_number(epoch.mean)}{scores}"
         )
 
     def _show_row(
         self, at: Progress, held_out_loss: float, highlight: Highlight
     ) -> None:
-        """Show a row of the table, below a heading if the score has another name than before."""
-        name = highlight.name or self._score_name or "score"
+        """Show a row of the table, below a heading if a column has another name than before."""
+        learning = REWARD if self._learns_from_rewards else "loss"
+        name = highlight.name or self._columns[1] or "score"
         width = max(8, len(name))
-        if name != self._score_name:
-            self._score_name = name
-            heading = f"{'step':>7}  {'epoch':>6}  {'loss':>8}  {'held-out':>8}  {name:>{width}}"
+        if (learning, name) != self._columns:
+            self._columns = (learning, name)
+            heading = f"{'step':>7}  {'epoch':>6}  {learning:>8}  {'held-out':>8}  {name:>{width}}"
             self.reporter.notice(f"{heading}  generated text")
 
-        loss = self._losses.mean_since(self._losses_at_row)
+        mean = self._losses.mean_since(self._losses_at_row)
         self._losses_at_row = self._losses
         numbers = (
-            f"{at.step:>7,}  {at.epoch:>6.2f}  {_render_number(loss):>8}  "
+            f"{at.step:>7,}  {at.epoch:>6.2f}  {_render_number(mean):>8}  "
             f"{_render_number(held_out_loss):>8}  {_render_number(highlight.value):>{width}}  "
         )
         text_width = max(_MIN_TEXT_WIDTH, self.reporter.columns - len(numbers))
@@ -277,6 +293,16 @@ class ConsoleProgress(Callback):
 
 def _render_number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4f}"
+
+
+def _render_learning(info: StepInfo) -> str:
+    """Describe the reward of an update, or its loss and the accuracy of its pairs."""
+    reward = info.measured.get(REWARD)
+    if reward is not None:
+        return f"reward {float(reward):.4f}"
+    text = f"loss {float(info.loss):.4f}"
+    accuracy = info.measured.get(ACCURACY)
+    return text if accuracy is None else f"{text}  accuracy {float(accuracy):.0%}"
 
 
 def _render_progress(at: Progress) -> str:
@@ -312,7 +338,7 @@ class Summary(Callback):
     _window: StepWindow = field(default_factory=StepWindow)
     _losses: LossSum = field(default_factory=LossSum)
     _norms: Tensor | float = 0.0
-    _previous_loss: float | None = None
+    _previous_mean: float | None = None  # loss, or reward, of the previous interval
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Add the GPU utilisation in a record of metrics.jsonl. Any thread may call this."""
@@ -325,18 +351,18 @@ class Summary(Callback):
     def on_fit_start(self, start: RunStart) -> None:
         """Start the first interval."""
         self._stop_after = start.stop_after
-        self._previous_loss = None
+        self._previous_mean = None
         self._clear()
 
     def on_step(self, info: StepInfo) -> None:
         """Add the update, and log a summary if it is due."""
         self._window.add(info)
-        self._losses = self._losses.plus(info)
+        self._losses = self._losses.plus_reward(info)
         self._norms = self._norms + info.grad_norm.detach().double()
         if self.every.crossed(info.before, info.progress, self._stop_after):
-            loss = self._losses.mean_since(LossSum())
-            self.reporter.detail("\n".join(self._render(info, loss)))
-            self._previous_loss = loss
+            mean = self._losses.mean_since(LossSum())
+            self.reporter.detail("\n".join(self._render(info, mean)))
+            self._previous_mean = mean
             self._clear()
 
     def _clear(self) -> None:
@@ -345,7 +371,7 @@ class Summary(Callback):
         self._losses = LossSum()
         self._norms = 0.0
 
-    def _render(self, info: StepInfo, loss: float) -> list[str]:
+    def _render(self, info: StepInfo, mean: float) -> list[str]:
         window = self._window
         n_steps = window.n_steps
         rows = {
@@ -364,7 +390,7 @@ class Summary(Callback):
         }
         if self.ranks > 1:
             rows["scaling"] = self._render_scaling(window.seconds / n_steps)
-        rows["signs"] = self._render_signs(loss, info.lr)
+        rows["signs"] = self._render_signs(info, mean)
 
         updates = "updates" if n_steps > 1 else "update"
         heading = f"summary at step {info.progress.step:,}, over {n_steps:,} {updates}:"
@@ -409,19 +435,23 @@ class Summary(Callback):
             f"{alone:.3g} s before the run, an update takes {seconds:.3g} s"
         )
 
-    def _render_signs(self, loss: float, lr: float) -> str:
-        """Describe the signs of learning: loss, gradient norm and learning rate."""
-        previous = self._previous_loss
-        signs = f"loss {loss:.4f}"
+    def _render_signs(self, info: StepInfo, mean: float) -> str:
+        """Describe the signs of learning: loss or reward, gradient norm and learning rate."""
+        name, change, is_good = "loss", "falling", operator.lt
+        if REWARD in info.measured:
+            name, change, is_good = REWARD, "rising", operator.gt
+        previous = self._previous_mean
+        signs = f"{name} {mean:.4f}"
         if previous is not None:
-            direction = "falling" if loss < previous else "NOT falling"
-            signs = f"loss {previous:.4f} -> {loss:.4f}, {direction}"
+            direction = change if is_good(mean, previous) else f"NOT {change}"
+            signs = f"{name} {previous:.4f} -> {mean:.4f}, {direction}"
 
         norm = float(self._norms) / self._window.n_steps
         signs += f"; gradient norm {norm:.2f} on average"
         if norm >= GRAD_NORM:
             signs += f", above {GRAD_NORM:g}"
 
+        lr = info.lr
         first_lr = self._window.first_lr
         change = "constant" if first_lr == lr else f"from {first_lr:.2e}"
         signs += f"; learning rate {lr:.2e}, {change}"

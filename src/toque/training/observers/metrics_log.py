@@ -29,6 +29,7 @@ from toque.hardware.processor import usable_cores
 from toque.hardware.thread_waits import waits_in
 from toque.models.flops import parameter_counts
 from toque.runs.history import METRICS
+from toque.runs.metric_names import REWARD
 from toque.runs.peak import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
 from toque.training.arithmetic import Arithmetic, find_bf16_peak
@@ -52,11 +53,20 @@ class LossSum(NamedTuple):
 
     def plus(self, info: StepInfo) -> LossSum:
         """Return the sums after another update."""
-        loss = torch.as_tensor(info.loss).detach().double()
-        is_finite = torch.isfinite(loss)
-        loss_sum = torch.where(is_finite, loss, 0.0) * info.loss_count
-        divisor = is_finite * info.loss_count
-        return LossSum(self.loss + loss_sum, self.divisor + divisor)
+        return self._plus(info.loss, info.loss_count)
+
+    def plus_reward(self, info: StepInfo) -> LossSum:
+        """Return the sums after another update, with its reward instead of its loss, if any."""
+        reward = info.measured.get(REWARD)
+        return (
+            self.plus(info) if reward is None else self._plus(reward, info.n_examples)
+        )
+
+    def _plus(self, mean: Tensor, count: int) -> LossSum:
+        mean = torch.as_tensor(mean).detach().double()
+        is_finite = torch.isfinite(mean)
+        total = torch.where(is_finite, mean, 0.0) * count
+        return LossSum(self.loss + total, self.divisor + is_finite * count)
 
     def mean_since(self, before: LossSum) -> float:
         """Return the mean loss since earlier sums, or NaN without an update."""

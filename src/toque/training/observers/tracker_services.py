@@ -21,6 +21,7 @@ class Row(NamedTuple):
     prompt: str
     text: str
     reference: str | None
+    cookable: float | None
     recipe_score: float | None
 
 
@@ -82,8 +83,8 @@ class _TensorBoard:
 
     def log_texts(self, step: int, rows: Sequence[Row]) -> None:
         parts = [
-            f"**{' '.join(row.prompt.split())}** (recipe score {row.recipe_score})\n\n"
-            f"{_verbatim(row.text)}"
+            f"**{' '.join(row.prompt.split())}** (cookable {row.cookable}, recipe score "
+            f"{row.recipe_score})\n\n{_verbatim(row.text)}"
             for row in rows
         ]
         self._writer.add_text("samples", "\n\n---\n\n".join(parts), step)

@@ -262,7 +262,7 @@ def _parse_sample(line: str) -> Row | None:
     """Parse a line of samples.jsonl. Return None for a line in another format."""
     try:
         sample = decode_json(line, dict[str, Any])
-        score = sample["metrics"].get("recipe_score")
+        metrics = sample["metrics"]
         reference = sample.get("reference")
         if reference is not None:
             reference = reference[:_MAX_TEXT]
@@ -271,7 +271,8 @@ def _parse_sample(line: str) -> Row | None:
             sample["prompt"][:_MAX_TEXT],
             sample["text"][:_MAX_TEXT],
             reference,
-            score,
+            metrics.get("cookable"),
+            metrics.get("recipe_score"),
         )
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         return None

@@ -56,6 +56,8 @@ REQUESTS: Final = ("stop", "save", "evaluate")
 """Requests that a method may return, as one string or a list."""
 MAX_LOSS_GAP: Final = 0.3
 """Fraction by which the held-out loss may exceed the training loss without a warning."""
+MIN_LOSS_GAP: Final = 0.05
+"""Smallest gap in nats that causes a warning, because both losses of pairs may be almost 0."""
 
 
 @dataclass(frozen=True)
@@ -240,8 +242,8 @@ class Watchers:
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
     """Function that returns a record's numbers by their names in trackers."""
-    losses_compare: bool = True
-    """True if the training loss and the held-out loss are the same function."""
+    learns_from_rewards: bool = False
+    """True if the objective is grpo or best_of. Its training loss is not the held-out loss."""
     open_feeds: list[TrackerFeed] = field(default_factory=list)
     """Feeds that the command must finish."""
 
@@ -291,14 +293,14 @@ class Watchers:
             trackers,
             run,
             values,
-            losses_compare=settings["objective"]["kind"] not in FROM_REWARDS,
+            learns_from_rewards=settings["objective"]["kind"] in FROM_REWARDS,
         )
 
     def callbacks(self, warn: Warn) -> list[Callback]:
         """Return the callbacks for the training loop."""
-        callbacks: list[Callback] = [DataBound(warn=warn)]
-        if self.losses_compare:
-            callbacks.append(Overfitting(warn=warn))
+        callbacks: list[Callback] = [DataBound(warn=warn), Overfitting(warn=warn)]
+        if self.learns_from_rewards:
+            callbacks = [EqualRewards(warn=warn)]
         for name, watcher in self.user_objects:
             callbacks.append(UserCallback(watcher, name=name, warn=warn))
         if self.webhook is not None:
@@ -413,6 +415,7 @@ class DataBound(Callback):
 class Overfitting(Callback):
     """Callback that warns if held-out loss exceeds training loss by more than `MAX_LOSS_GAP`.
 
+    The difference must also be more than `MIN_LOSS_GAP`.
     The training loss is the mean over all updates since the last evaluation. Dropout and label
     smoothing raise it, so they never cause a warning but may hide a small gap. After a recovery
     it can warn again.
@@ -434,14 +437,15 @@ class Overfitting(Callback):
             return
         self._losses = LossSum()
         gap = held_out_loss / training_loss - 1.0 if training_loss > 0 else 0.0
-        if gap > MAX_LOSS_GAP and not self._warned:
+        is_large = gap > MAX_LOSS_GAP and held_out_loss - training_loss > MIN_LOSS_GAP
+        if is_large and not self._warned:
             self.warn(
                 at,
                 f"the held-out loss ({held_out_loss:.4f}) is {gap:.0%} above the training loss "
                 f"({training_loss:.4f}): the model is memorising its examples. Use more data, "
                 "fewer epochs (train.early_stopping), dropout, or a smaller model or adapter",
             )
-        self._warned = gap > MAX_LOSS_GAP
+        self._warned = is_large
 
     def state_dict(self) -> State:
         """Return the sums, so that a continued run compares the same updates."""
@@ -455,6 +459,42 @@ class Overfitting(Callback):
         """Restore the sums."""
         self._losses = LossSum(number_in(state, "nats"), count_in(state, "targets"))
         self._warned = flag_in(state, "warned")
+
+
+@dataclass(eq=False)
+class EqualRewards(Callback):
+    """Callback that warns if the texts of each prompt had equal rewards for `updates` updates.
+
+    After a recovery it can warn again.
+    """
+
+    warn: Warn
+    updates: int = 10
+    _n_equal: int = 0
+    """Updates in a row in which all prompts had equal rewards."""
+
+    def on_step(self, info: StepInfo) -> None:
+        """Count the update, and warn when the count reaches `updates`."""
+        if float(info.measured["equal_groups"]) < 1.0:
+            self._n_equal = 0
+            return
+        self._n_equal += 1
+        if self._n_equal == self.updates:
+            self.warn(
+                info.progress,
+                f"the texts of each prompt had equal rewards in the last {self.updates} updates, "
+                "so the model learns nothing. Generate more texts per prompt (objective.samples), "
+                "generate more varied texts (objective.temperature), or use a finer reward "
+                "(objective.rewards) that also differs between bad texts",
+            )
+
+    def state_dict(self) -> State:
+        """Return the count, so that a continued run warns at the same update."""
+        return {"equal": self._n_equal}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore the count."""
+        self._n_equal = count_in(state, "equal")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from toque.config.dump import flow
 from toque.config.json_schema import SCHEMA_FILE
 from toque.config.schema import TRAINED, ModelConfig
 from toque.errors import in_shell
+from toque.runs.time_left import WRITING_SHARE
 from toque.sources.decompress import UTF_8
 from toque.units import Duration
 from toque.workflows.first_config.init_base import MeasuredBase
@@ -18,8 +19,6 @@ from toque.workflows.first_config.model_sizes import POSITIONS
 from toque.workflows.first_config.sizing import (
     EVALUATING,
     Choice,
-    Tuning,
-    tuned_lr,
 )
 from toque.workflows.first_config.source_survey import (
     CONVERSATIONS,
@@ -34,6 +33,11 @@ from toque.workflows.first_config.source_survey import (
     total_tokens,
 )
 from toque.workflows.first_config.speed_trial import WRITTEN_AT_ONCE
+from toque.workflows.first_config.tuning import (
+    FORWARD_PASSES_PER_UPDATE,
+    Tuning,
+    tuned_lr,
+)
 
 HELD_OUT_SHARE: Final = 0.05
 """Fraction of the examples to hold out, if no source is held out."""
@@ -44,11 +48,6 @@ _MAX_LOST_MINUTES: Final = 10
 _MAX_HELD_OUT: Final = 512
 _MIN_HELD_OUT: Final = 32
 _MAX_FINAL_TEXTS: Final = 16
-_WRITING: Final = 0.25
-"""Ratio of generation speed to training speed, a guess if the base is not measured
-(lab/performance.md, "Threads that wait")."""
-_FORWARD_PASSES_PER_UPDATE: Final = 3
-"""Work of an update, in forward passes. An evaluation computes only the forward pass."""
 _PREFERENCE_LR: Final = 0.1
 """Peak rate for preference pairs, as a fraction of the rate for imitation. A guess: usual rates are
 1e-6 to 1e-5 for all weights (docs/guides/learn-from-preferences.md)."""
@@ -260,7 +259,7 @@ def _render_held_out(survey: Survey, plan: Plan) -> str:
     """Write the line of `evaluation.max_examples`, limited by the time for held-out losses."""
     if plan is None:
         return ""
-    share = _FORWARD_PASSES_PER_UPDATE * EVALUATING / _EVALUATIONS
+    share = FORWARD_PASSES_PER_UPDATE * EVALUATING / _EVALUATIONS
     affordable = share * plan.tokens / _tokens_per_record(survey)
     n = max(_MIN_HELD_OUT, round(min(_MAX_HELD_OUT, affordable)))
     comment = f"held-out texts per evaluation{_comment_on_time(n <= affordable)}"
@@ -272,7 +271,7 @@ def _count_affordable_texts(survey: Survey, plan: Plan) -> tuple[int, int]:
     if plan is None:
         return _MAX_FINAL_TEXTS, WRITTEN_AT_ONCE
     seconds = plan.tokens / plan.rate
-    writing_rate = plan.writing or _WRITING * plan.rate
+    writing_rate = plan.writing or WRITING_SHARE * plan.rate
     tokens = EVALUATING * seconds * writing_rate
     affordable = math.floor(tokens / _tokens_per_record(survey))
     per_evaluation = affordable // _EVALUATIONS

@@ -38,8 +38,6 @@ from toque.workflows.first_config.config_text import (
 from toque.workflows.first_config.init_base import MeasuredBase, measure_base
 from toque.workflows.first_config.model_sizes import POSITIONS, SIZES, model_settings
 from toque.workflows.first_config.sizing import (
-    MAX_BATCH_TOKENS,
-    MAX_PASSES,
     OF_PLAIN_TEXT,
     OF_RECIPES,
     SAMPLE_BYTES,
@@ -48,7 +46,6 @@ from toque.workflows.first_config.sizing import (
     choose_batch,
     choose_size,
     parse_run_time,
-    plan_tuning,
     tokenizer_for_text,
     trained_tokenizer,
     training_seconds,
@@ -56,6 +53,7 @@ from toque.workflows.first_config.sizing import (
 from toque.workflows.first_config.source_survey import (
     CHARACTERS_PER_TOKEN,
     DOCUMENTS,
+    PREFERENCES,
     RECIPES,
     TOKENS,
     Survey,
@@ -68,6 +66,12 @@ from toque.workflows.first_config.source_survey import (
     total_tokens,
 )
 from toque.workflows.first_config.speed_trial import measure_writing_rate
+from toque.workflows.first_config.tuning import (
+    MAX_BATCH_TOKENS,
+    MAX_PASSES,
+    plan_tuning,
+    reference_seconds,
+)
 from toque.workflows.prepared_store import open_sources
 
 _MEASURED_SECONDS: Final = 0.5
@@ -169,6 +173,9 @@ def init(
         if start == "scratch":
             _refuse_pairs(local_sources)
         survey = survey_sources(draft, local_sources)
+        if PREFERENCES in kinds_of(survey):
+            # Updates of pairs have other rows and another speed.
+            draft = configure(draft, objective={"kind": "dpo"})
 
     if start == "scratch":
         run = _plan_new_model(draft, survey, total, size, reporter)
@@ -257,7 +264,8 @@ def _plan_tuning(
     with reporter.working(
         "reading the model and measuring its training speed on this machine"
     ):
-        base = measure_base(draft, local_sources, tokens / records if records else None)
+        rows = total_rows(survey)
+        base = measure_base(draft, local_sources, tokens / rows if tokens else None)
         writing = 0.0
         if base.is_small:
             model = {"family": "auto", "start_from": draft.model.start_from}
@@ -273,9 +281,14 @@ def _plan_tuning(
     # The base's tokenizer gives a better count than the guess, except for texts that are divided
     # into rows.
     if base.tokens_each and kinds_of(survey).isdisjoint({DOCUMENTS, TOKENS, ""}):
-        tokens = round(base.tokens_each * total_rows(survey))
+        tokens = round(base.tokens_each * rows)
     trained = tokens if draft.data.validation else tokens * (1.0 - HELD_OUT_SHARE)
+    reference = None
+    if draft.objective.kind == "dpo":
+        reference = reference_seconds(tokens, base.rate, seconds, total)
+        seconds -= reference
     tuning = plan_tuning(trained, records, seconds, base.rate, longest=base.longest)
+    tuning = tuning._replace(reference=reference)
     base = base._replace(remarks=(*base.remarks, *_remark_on_load(before)))
     return _PlannedRun(base, tuning._replace(writing=writing), tuning.batch)
 

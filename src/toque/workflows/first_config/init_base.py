@@ -21,7 +21,7 @@ from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Example, Source, examples_in
 from toque.sources.source_files import blocks_of, find_files
 from toque.workflows.configure import configure
-from toque.workflows.first_config.sizing import MAX_BATCH_TOKENS
+from toque.workflows.first_config.tuning import MAX_BATCH_TOKENS
 from toque.workflows.prepared_store import prepare_settings
 
 _ADAPTER_FROM: Final = 1_000_000_000
@@ -82,7 +82,7 @@ def measure_base(
     Args:
         config: Configuration with the base model.
         sources: The sources of the data.
-        example: Mean number of tokens per example, if known.
+        example: Mean number of tokens per example, if known. Each answer of a pair is an example.
 
     Raises:
         ConfigError: The model cannot be read, or cannot be trained on these data.
@@ -101,6 +101,8 @@ def measure_base(
         config = configure(config, data=lengths.limits)
 
     longest = sum(lengths.limits.values()) or 1
+    if config.objective.kind == "dpo":
+        longest *= 2  # both answers of a pair are in one row
     largest = max(longest, MAX_BATCH_TOKENS)
     config = configure(config, train={"batch": f"{largest} tokens"})
     base = _choose_adapter(config, lengths.tokens_each or example)

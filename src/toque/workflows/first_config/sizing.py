@@ -108,9 +108,6 @@ With repeats of 4, predictions for eight runs of 5 to 12 passes are 8 % too low 
 _EARLY_END_RATIO: Final = 1.25
 """Ratio of possible to useful passes above which a run ends early. The speed estimate has an error
 of up to 25 %."""
-MAX_PASSES: Final = 4.0
-"""Passes over the texts after which a pretrained model stops. Up to four passes are worth nearly as
-much as fresh text (Muennighoff et al. 2023; lab/dial.md)."""
 SAMPLE_BYTES: Final = 300_000
 """Size of the sample that is compared with the measured texts, in bytes."""
 
@@ -172,27 +169,10 @@ _PREPARED_PER_SECOND: Final = 740_000
 """Bytes of text that are prepared per second: two Zen 3 cores needed 108 s for 80 MB."""
 _ENDING_SECONDS: Final = 15.0
 """Seconds for the start, the last scores and the finished model of a small run."""
-MAX_BATCH_TOKENS: Final = 16_384
-"""Maximum tokens per update of a pretrained model."""
 _MIN_EXAMPLES: Final = 4
 """Minimum number of examples per update."""
-_TUNED_LR: Final = (1e-4, 135e6)
-"""AdamW's peak rate for all weights of a model, and the parameters of that model. The rate scales
-with the inverse root of the parameters (lab/dial.md)."""
-_MAX_TUNED_LR: Final = 5e-4
-_ADAPTER_LR: Final = 1e-3  # a guess
 _MEASURING: Final = 0.1
 """Fraction of the run's time for measuring its speed. A guess."""
-
-
-def tuned_lr(parameters: int, *, adapted: bool) -> float:
-    """Return AdamW's peak rate for a pretrained model. 0 parameters means an unknown number."""
-    if adapted:
-        return _ADAPTER_LR
-    base_lr, base_parameters = _TUNED_LR
-    n = parameters or base_parameters
-    lr = base_lr * math.sqrt(base_parameters / n)
-    return float(f"{min(_MAX_TUNED_LR, lr):.1g}")
 
 
 def choose_batch(
@@ -239,13 +219,13 @@ class Passes(NamedTuple):
             passes = ""
             if self.possible:
                 passes = f", {self.possible:.2g} passes over the texts"
-            return f"{_about(tokens)} tokens in {time_limit}{passes}"
+            return f"{about(tokens)} tokens in {time_limit}{passes}"
 
         spare_tokens = (self.possible / self.useful - 1.0) * tokens
         spare_seconds = spare_tokens / rate / (1.0 - EVALUATING)
         needed = clock_text((total.seconds or 0.0) - spare_seconds)
         return (
-            f"{_about(tokens)} tokens in {self.useful:g} passes over the texts and needs only "
+            f"{about(tokens)} tokens in {self.useful:g} passes over the texts and needs only "
             f"about {needed} of the {time_limit}: the time is enough for {self.possible:,.0f} "
             "passes, but the model would memorise the texts"
         )
@@ -355,57 +335,13 @@ def parse_run_time(text: str) -> Duration:
     return replace(duration, total=True)
 
 
-class Tuning(NamedTuple):
-    """Further training of a pretrained model in a limited time."""
-
-    batch: str
-    """Value of `train.batch`."""
-    tokens: float
-    """Number of training tokens in the run."""
-    rate: float
-    """Training speed of this machine, in tokens per second."""
-    passes: Passes
-    writing: float = 0.0
-    """Generation speed, in tokens per second. 0.0: not measured."""
-
-    def forecast(self, total: Duration) -> str:
-        """Describe the speed and the length of the run."""
-        return (
-            f"Forecast: about {_about(self.rate)} tokens/s on this machine. The run reads "
-            f"{self.passes.describe(self.tokens, self.rate, total)}. The loss depends on the "
-            "model and cannot be predicted. SmolLM2-135M reached 0.51 bits per byte of recipes "
-            "after 340,000 tokens and 0.44 after 2,300,000: docs/explanation/what-to-expect.md."
-        )
-
-
 def _without_total(duration: Duration) -> str:
     return replace(duration, total=False).in_words()
 
 
-def _about(number: float) -> str:
+def about(number: float) -> str:
     """Format a number with two significant digits."""
     return f"{float(f'{number:.2g}'):,.0f}"
-
-
-def plan_tuning(
-    texts: float, records: int, seconds: float, rate: float, *, longest: int
-) -> Tuning:
-    """Plan the further training of a pretrained model.
-
-    Args:
-        texts: Number of tokens in all training texts, after the length limits, or 0 if it is
-            unknown.
-        records: Number of texts, or 0 if it is unknown.
-        seconds: Time for training.
-        rate: Training speed of this machine, in tokens per second.
-        longest: Length of the longest text in tokens, which must fit into an update.
-    """
-    passes = Passes(MAX_PASSES, rate * seconds / texts if texts else 0.0)
-    read = passes.tokens(rate, seconds)
-    batch = choose_batch(
-        read, texts, records, max_tokens=MAX_BATCH_TOKENS, longest=longest
-    )
-    return Tuning(batch, read, rate, passes)
 
 
 def choose_size(

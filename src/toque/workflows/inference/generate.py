@@ -145,8 +145,8 @@ def generate(
             the schema of schema.org.
         best_of: Texts to generate per prompt. The best `n` are returned, the best first.
         by: The score that ranks the texts: a recipe score, or likelihood, which is the mean
-            log-probability of a text's tokens. None means recipe_score if the prompt asks for a
-            recipe (texts with an `oven_fits` of 0 rank last), otherwise likelihood.
+            log-probability of a text's tokens. None means cookable if the prompt asks for a
+            recipe, otherwise likelihood.
         reporter: Receives the progress, if `on_text` does not receive the texts.
 
     Raises:
@@ -195,20 +195,18 @@ def generate_texts(
 
     with reporter.working(f"reading {folder}"):
         # Torch is loaded only after all arguments are checked.
-        from toque.hardware.glibc_malloc import keep_freed_memory
-        from toque.models.generation.engine import describe_emulation
-        from toque.workflows.inference.open_model import open_model
+        from toque.workflows.inference.open_model import open_to_generate
 
         adapter_folders = [
             batch.folder for batch in batches if batch.adapter is not None
         ]
-        opened = open_model(
-            folder, device=device, adapters=adapter_folders, reporter=reporter
+        opened = open_to_generate(
+            folder,
+            request.options.precision,
+            device=device,
+            adapters=adapter_folders,
+            reporter=reporter,
         )
-        if opened.model.device.type == "cpu":
-            keep_freed_memory()
-    if note := describe_emulation(request.options.precision, opened.model):
-        reporter.notice(note)
 
     texts: list[Written] = []
     for number, batch in enumerate(batches):

@@ -17,9 +17,12 @@ from toque.data.tokenizer.codec import Codec, FamilyKind
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.hardware.devices import device_named
+from toque.hardware.glibc_malloc import keep_freed_memory
 from toque.hardware.short_waits import shorten_waits_when_busy
 from toque.models.families import DTYPES
 from toque.models.forward.attention import use_attention
+from toque.models.generation.engine import describe_emulation
+from toque.models.generation.options import Precision
 from toque.models.loading.device_map import (
     memory_for_weights,
     placement_note,
@@ -75,12 +78,15 @@ class OpenedModel:
     provenance: Provenance
     """Record of the model's training."""
 
+    @property
+    def family_kind(self) -> FamilyKind:
+        """Kind of the model's family."""
+        return "encoder-decoder" if self.model.config.is_encoder_decoder else "decoder"
+
     def prompt_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
         """Encode a prompt. Do not apply the chat template to a `raw` prompt."""
-        kind: FamilyKind = (
-            "encoder-decoder" if self.model.config.is_encoder_decoder else "decoder"
-        )
-        return prompt_ids(self.codec, prompt, kind, self.provenance.form, raw=raw)
+        form = self.provenance.form
+        return prompt_ids(self.codec, prompt, self.family_kind, form, raw=raw)
 
     def with_adapter(
         self, number: int, folder: Path, record: Provenance
@@ -152,6 +158,23 @@ def open_model(
         use_attention(opened.model, "dense")
     if (note := describe_format(opened.model)) is not None:
         reporter.notice(f"note: {note}")
+    return opened
+
+
+def open_to_generate(
+    folder: Path,
+    precision: Precision,
+    *,
+    device: str,
+    adapters: Sequence[Path] = (),
+    reporter: Reporter = SILENT,
+) -> OpenedModel:
+    """Open a model to generate texts; see `open_model`. Report a precision that is emulated."""
+    opened = open_model(folder, device=device, adapters=adapters, reporter=reporter)
+    if opened.model.device.type == "cpu":
+        keep_freed_memory()
+    if note := describe_emulation(precision, opened.model):
+        reporter.notice(note)
     return opened
 
 

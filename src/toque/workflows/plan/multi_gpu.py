@@ -16,7 +16,8 @@ from toque.hardware.memory import HEADROOM
 from toque.models.families import DTYPES
 from toque.models.forward.blocks import blocks
 from toque.reporter import size_text
-from toque.runs.estimate import Estimator, Memory, Time, Work
+from toque.runs.estimate import Estimator
+from toque.runs.estimate_parts import Memory, Time, Work
 from toque.training.distributed.exchange import (
     Exchange,
     GatheredGroup,
@@ -156,6 +157,13 @@ def _shard_memory(
         "activations and their gradients": activations,
         "whole gradients": max(0, max(backward, end) - logits - activations),
     }
+    if memory.generation is not None:
+        # Generation gathers all weights and has no activations.
+        temporary = parts["weights gathered at once"] + parts["whole gradients"]
+        temporary += logits + activations
+        all_weights = sum(group.stored for group in groups)
+        generating = all_weights + memory.generation.total - temporary
+        parts["generating texts"] = max(0, generating)
     # The allocator's overhead is proportional to the tensors.
     ratio = sum(parts.values()) / memory.tensors
     beside = {name: round(ratio * n_bytes) for name, n_bytes in memory.beside.items()}
@@ -184,7 +192,7 @@ def _choose_strategy(
     )
     if setting != "auto":
         return setting
-    if obstacle is not None:
+    if obstacle is not None or config.objective.kl:
         return "ddp"
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
     n_bytes += sum(gradient_and_state_bytes(model, config.optim).values())

@@ -15,7 +15,7 @@ from toque.config.schema import TRAINED
 from toque.errors import ConfigError
 from toque.models.families import DTYPES, exchange_parameters, vocabulary_rows
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.keyed_dropout import use_keyed_dropout
+from toque.models.forward.keyed_dropout import turn_off_dropout, use_keyed_dropout
 from toque.models.forward.outline import Where
 from toque.models.loading.from_scratch import KNOWN, known_model, outline_of
 from toque.models.loading.hub import resolve_folder
@@ -84,6 +84,8 @@ def outline_model(
     form = None if config.adapter is None else config.adapter.quantize_base
     hold_frozen(model, DTYPES[precision], None if form is None else Outlined(form))
     use_keyed_dropout(model)
+    if config.objective.kind != "sft":
+        turn_off_dropout(model)
     if where == "cpu" and precision == "bf16":
         use_cpu_layers(model)
     return model

@@ -9,7 +9,7 @@ from typing import Any
 from toque.hardware.memory import in_words
 from toque.models.flops import ParameterCounts
 from toque.reporter import millions, size_text
-from toque.runs.estimate import Disk, Machine, Memory, Time, Work
+from toque.runs.estimate_parts import Disk, Machine, Memory, Time, Work
 from toque.workflows.plan.multi_gpu import SharedUpdate
 
 
@@ -62,6 +62,8 @@ class Plan:
             },
             "parameters": asdict(self.parameters),
             "rows": asdict(self.work.row) | {"update": self.work.update_rows},
+            "pairs": self.work.pairs,
+            "texts": None if self.work.texts is None else asdict(self.work.texts),
             "lengths": self.work.how,
             "memory": {
                 "parts": dict(memory.parts),
@@ -69,6 +71,7 @@ class Plan:
                 "beside": dict(memory.beside),
                 "total": memory.total,
                 "host": memory.host,
+                "generation": self._generation_record(),
                 "fits": memory.fits,
                 "micro_batch_rows": memory.micro_batch_rows,
                 "gradient_checkpointing": memory.recompute,
@@ -84,6 +87,13 @@ class Plan:
             "levers": [asdict(lever) for lever in self.levers],
             "shared": None if self.shared is None else self.shared.record(),
         }
+
+    def _generation_record(self) -> dict[str, Any] | None:
+        """Return the memory while texts are generated, in bytes."""
+        generation = self.memory.generation
+        if generation is None:
+            return None
+        return asdict(generation) | {"total": generation.total}
 
     def _count_updates(self) -> float | None:
         """Return the number of updates, or None if it is unknown."""
@@ -117,9 +127,32 @@ class Plan:
             micro_batch += ", activations recomputed"
         return (
             f"{parameters}; on {self.machine.name} in {self.machine.precision}\n"
-            f"update: {self.work.update_rows:,} rows of {shape} tokens, {micro_batch}; "
-            f"{self.work.tokens_per_update:,.0f} tokens without padding\n"
-            f"lengths: {self.work.how}"
+            f"update: {self._examples()}{self.work.update_rows:,} rows of {shape} tokens, "
+            f"{micro_batch}; {self.work.tokens_per_update:,.0f} tokens without padding\n"
+            f"lengths: {self.work.how}{self._text_lengths()}"
+        )
+
+    def _examples(self) -> str:
+        """Describe the pairs or the generated texts of an update."""
+        work = self.work
+        if work.pairs is not None:
+            return f"{work.pairs:,.0f} pairs in "
+        texts = work.texts
+        if texts is None:
+            return ""
+        return (
+            f"{texts.samples} texts for each of {texts.prompts:,} prompts are generated, and "
+            f"{texts.n_learnt:,} are learned in about "
+        )
+
+    def _text_lengths(self) -> str:
+        """Return a line about the lengths of generated texts, or "" without such texts."""
+        texts = self.work.texts
+        if texts is None:
+            return ""
+        return (
+            f"\ntexts: at most {texts.max_tokens:,} tokens, and {texts.mean_tokens:,.0f} on "
+            "average, an estimate: the length of the targets"
         )
 
     def _memory(self) -> str:
@@ -142,6 +175,18 @@ class Plan:
         rows = _format_columns([*parts, ("total", total)])
         return (
             f"{title}\n{rows}\n{total} of {in_words(memory.room)}: it {verdict}.{host}"
+            f"{self._generation_memory()}"
+        )
+
+    def _generation_memory(self) -> str:
+        """Describe the memory for generating texts, or return "" without such texts."""
+        generation = self.memory.generation
+        if generation is None:
+            return ""
+        sizes = [f"{in_words(size)} {name}" for name, size in generation.parts.items()]
+        return (
+            f"\nBefore an update, {generation.rows:,} texts are generated at a time. They take "
+            f"{in_words(generation.total)} in place of activations: {', '.join(sizes)}."
         )
 
     def _shared(self) -> str:
@@ -171,6 +216,7 @@ class Plan:
             ("utilisation", utilisation),
             ("method", time.how),
         ]
+        lines += self._objective_lines()
         updates = self._count_updates()
         if updates is None or time.run_seconds is None:
             million = 1e6 / self.work.tokens_per_update * time.update_seconds
@@ -184,6 +230,28 @@ class Plan:
             lines.append(("run", text))
         return f"Time\n{_format_columns(lines)}"
 
+    def _objective_lines(self) -> list[tuple[str, str]]:
+        """Describe the generation of texts, and the pass of the reference."""
+        time, texts = self.time, self.work.texts
+        lines = []
+        if texts is not None:
+            text = "included in the measured update"
+            if time.generation_seconds:
+                rate = texts.tokens / time.generation_seconds
+                text = (
+                    f"{_format_seconds(time.generation_seconds)} of an update, {rate:,.0f} tokens "
+                    f"per second, {time.generation_how}; without the time of the rewards"
+                )
+            lines.append(("generation", text))
+        if self.work.pairs is None:
+            return lines
+        text = "unknown until the data is prepared: toque prepare"
+        if time.reference_seconds is not None:
+            text = f"{_format_seconds(time.reference_seconds)} before training, an estimate"
+            if not time.reference_seconds:
+                text = "already stored in the run folder"
+        return [("reference", text)]
+
     def _disk(self) -> str:
         """Format the disk space."""
         disk = self.disk
@@ -194,6 +262,8 @@ class Plan:
         ]
         if disk.store:
             lines.append(("store", size_text(disk.store)))
+        if disk.reference:
+            lines.append(("reference", size_text(disk.reference)))
         if disk.uploaded:
             uploaded = f"{size_text(disk.uploaded)} in {disk.saves:,.0f} saves"
             lines.append(("uploads to the bucket", uploaded))

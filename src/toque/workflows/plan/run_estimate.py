@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from toque.batch import EncoderDecoderBatch
 from toque.config import RunConfig
 from toque.config.schema import OptimConfig
 from toque.config.schema_methods import AdapterConfig
-from toque.data.loader.batch_stream import usual_rows
-from toque.data.loader.packing import RowShape
 from toque.errors import ConfigError, argument
 from toque.hardware.cards import card_named
 from toque.hardware.memory import free_bytes
-from toque.models.config_values import max_positions
 from toque.models.families import DTYPES, Family, family_of
-from toque.models.flops import flops_by_shape, flops_per_token, parameter_counts
+from toque.models.flops import parameter_counts
 from toque.models.forward.outline import OutlinedRows, Where
-from toque.runs.estimate import Estimator, Machine, Memory, Work
+from toque.runs.estimate import Estimator
+from toque.runs.estimate_parts import Machine, Memory, Time, Work
 from toque.runs.outlined_update import outlining
 from toque.runs.peak import Peak, peak_of
-from toque.training.arithmetic import count_flops
 from toque.training.optim.factory import optimizer_of, state_bytes
 from toque.training.runtime import Runtime
 from toque.training.strategy import find_fsdp_obstacle
-from toque.units import Cursor
-from toque.workflows.build import build_stream
+from toque.workflows.plan.generation_speed import add_generation
 from toque.workflows.plan.multi_gpu import (
     add_exchange,
     estimate_exchange,
@@ -43,16 +37,10 @@ from toque.workflows.plan.multi_gpu import (
 )
 from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
 from toque.workflows.plan.plan_report import Lever, Plan
-
-if TYPE_CHECKING:
-    from toque.data.store.token_store import TokenStore
+from toque.workflows.plan.run_work import work_from_settings, work_from_store
 
 _NEEDS_VALUES: Final = ("adamw8bit", "adafactor")
 """Optimizers that read tensor values, which an outlined model does not have."""
-_PROMPT, _TARGET = 256, 512
-"""Default lengths of a prompt and a target in tokens, see data.max_prompt_tokens."""
-_HELD_OUT: Final = 512
-"""Default number of held-out examples per evaluation."""
 _RANK: Final = 16
 """Rank of the proposed adapter."""
 ModelBuilder = Callable[[RunConfig], PreTrainedModel]
@@ -90,9 +78,9 @@ def build_estimator(
         # depend on the machine.
         plain = outline_model(config, vocabulary, where="cuda", precision="float32")
     if store is None:
-        work = _work_from_settings(config, plain, example)
+        work = work_from_settings(config, plain, example)
     else:
-        work = _work_from_store(config, plain, store)
+        work = work_from_store(config, plain, store)
 
     family = family_of(plain.config)
     if hardware is None:
@@ -120,6 +108,7 @@ def build_plan(
     computing = all_gpus.time(model, memory, utilisation=utilisation)
     shared = estimate_exchange(rank, model, memory, strategy, computing)
     time = add_exchange(computing, all_gpus.work, shared)
+    time = add_generation(time, all_gpus, model, memory)
 
     # Changes are compared with the settings that training would choose.
     chosen = {
@@ -132,7 +121,7 @@ def build_plan(
     flops = _update_flops(memory, rank.work)
     with outlining():
         levers = [
-            _estimate_lever(rank, proposal, build_model, time.update_seconds, flops)
+            _estimate_lever(rank, proposal, build_model, time, flops)
             for proposal in _propose_changes(chosen_config, rank)
         ]
     return Plan(
@@ -151,17 +140,17 @@ def _estimate_lever(
     rank: Estimator,
     proposal: _Proposal,
     build_model: ModelBuilder,
-    seconds: float,
+    time: Time,
     flops: float,
 ) -> Lever:
-    """Estimate a proposed change. An update now takes `seconds` and `flops`."""
+    """Estimate a proposed change. An update now takes `time` and `flops`."""
     changed = _change_estimator(rank, proposal)
     _, memory, _ = estimate_rank_memory(changed, build_model)
-    # The time of an update is proportional to its FLOPs.
+    # The time of an update, without the generation of texts, is proportional to its FLOPs.
     ratio = _update_flops(memory, changed.work) / flops
-    return Lever(
-        proposal.settings, memory.total, memory.fits, seconds * ratio, proposal.effect
-    )
+    generating = time.generation_seconds
+    seconds = generating + ratio * (time.update_seconds - generating)
+    return Lever(proposal.settings, memory.total, memory.fits, seconds, proposal.effect)
 
 
 def _update_flops(memory: Memory, work: Work) -> float:
@@ -272,134 +261,6 @@ def _named_machine(
 
 def _multiply(gpus: int, name: str) -> str:
     return name if gpus == 1 else f"{gpus} x {name}"
-
-
-def _work_from_store(
-    config: RunConfig, model: PreTrainedModel, store: TokenStore
-) -> Work:
-    """Return the work of a run according to the lengths of its examples."""
-    stream = build_stream(config, store, model)
-    shape = stream.layout.shape
-    longest_source = int(stream.plan.source_lengths.max())
-    longest_target = int(stream.plan.target_lengths.max())
-    if not stream.layout.packed:
-        shape = RowShape(longest_source if shape.source else 0, longest_target)
-    # A row of a decoder has 0 source tokens.
-    worst_examples = max(
-        math.ceil(shape.source / max(1, longest_source)),
-        math.ceil(shape.target / max(1, longest_target)),
-    )
-
-    # The first batch has about the average number of examples and tokens.
-    batch = stream.at(Cursor()).batch
-    n_examples = sum(len(ids) for ids in batch.example_ids) / max(1, batch.n_rows)
-    if isinstance(batch, EncoderDecoderBatch):
-        n_tokens = (batch.source_segments > 0).sum() + (batch.target_segments > 0).sum()
-    else:
-        n_tokens = (batch.segments > 0).sum()
-
-    manifest = store.manifest
-    splits = manifest.splits
-    n_held_out = splits.validation
-    if config.evaluation.max_examples:
-        n_held_out = min(n_held_out, config.evaluation.max_examples)
-    all_tokens = manifest.tokens.prompt + manifest.tokens.target
-    mean_tokens = all_tokens / max(1, manifest.examples)
-    row = OutlinedRows(1, shape.source, shape.target, max(1, round(n_examples)))
-    arithmetic = count_flops(model, stream)
-    return Work(
-        row=row,
-        worst_examples=worst_examples,
-        update_rows=batch.n_rows,
-        usual_rows=usual_rows(row.tokens),
-        tokens_per_update=float(n_tokens),
-        flops_per_token=arithmetic.flops_per_token,
-        products=arithmetic.products,
-        totals=stream.totals(config.train.stop_after),
-        seconds=config.train.stop_after.seconds,
-        held_out_tokens=n_held_out * mean_tokens,
-        how=f"the {splits.train:,} training examples of {config.data.store}, "
-        f"with {mean_tokens:,.0f} tokens on average",
-    )
-
-
-def _work_from_settings(
-    config: RunConfig, model: PreTrainedModel, example: float | None
-) -> Work:
-    """Return the work of a run with examples of `example` tokens, or the longest allowed ones."""
-    train = config.train
-    row = _longest_row(config, model)
-    if example is not None:
-        # Attention depends on a row's examples, which have at least one token on each side.
-        max_examples = min(row.source or row.target, row.target)
-        n_examples = min(max_examples, round(row.tokens / example))
-        row = replace(row, examples=max(1, n_examples))
-
-    n_rows = int(train.batch.amount)
-    if train.batch.unit == "tokens":
-        n_rows //= row.tokens
-    if n_rows < 1:
-        raise ConfigError(
-            f'train.batch is "{train.batch}", but the longest allowed row has {row.tokens} tokens. '
-            f'Use at least train.batch="{row.tokens} tokens".'
-        )
-
-    tokens = float(n_rows * row.tokens)
-    source_share = row.source / row.tokens
-    source_context = row.source / row.examples
-    n_held_out = config.evaluation.max_examples or _HELD_OUT
-    return Work(
-        row=row,
-        worst_examples=1,
-        update_rows=n_rows,
-        usual_rows=usual_rows(row.tokens),
-        tokens_per_update=tokens,
-        flops_per_token=flops_per_token(
-            model,
-            context=row.target / row.examples / 2,
-            source_share=source_share,
-            source_context=source_context,
-            cross_context=source_context,
-        ),
-        products=flops_by_shape(model, source_share=source_share),
-        totals=_totals_from_settings(config, n_rows, tokens),
-        seconds=train.stop_after.seconds,
-        held_out_tokens=float(n_held_out * row.tokens),
-        how=f"the longest that the settings allow, because {config.data.store} is not prepared. "
-        "Real texts are shorter, so memory is an upper bound",
-    )
-
-
-def _totals_from_settings(
-    config: RunConfig, n_rows: int, tokens: float
-) -> dict[str, float]:
-    """Return the run's totals, or {} if they depend on the data.
-
-    An update has `n_rows` rows and `tokens` tokens.
-    """
-    data, stop_after = config.data, config.train.stop_after
-    steps_per_unit = {"steps": 1.0, "examples": 1.0 / n_rows, "tokens": 1.0 / tokens}
-    if data.max_examples:
-        held_out_share = 0.0 if data.validation else data.validation_fraction
-        steps_per_unit["epochs"] = data.max_examples * (1.0 - held_out_share) / n_rows
-    if stop_after.unit not in steps_per_unit:
-        return {}
-    steps = stop_after.amount * steps_per_unit[stop_after.unit]
-    return {"steps": steps, "examples": steps * n_rows, "tokens": steps * tokens}
-
-
-def _longest_row(config: RunConfig, model: PreTrainedModel) -> OutlinedRows:
-    """Return the longest row that the settings and the model's context length allow."""
-    data, row_tokens = config.data, config.train.row_tokens
-    has_encoder = family_of(model.config).is_encoder_decoder
-    prompt = _PROMPT if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
-    target = _TARGET if data.max_target_tokens == "auto" else data.max_target_tokens
-    length = target if has_encoder else prompt + target
-    if isinstance(row_tokens, int):
-        length = max(length, row_tokens) if has_encoder else row_tokens
-    if (context_length := max_positions(model.config)) is not None:
-        length = min(length, context_length)
-    return OutlinedRows(1, prompt if has_encoder else 0, length)
 
 
 class _Proposal(NamedTuple):

@@ -30,6 +30,8 @@ class ReadPrompt(NamedTuple):
 
     where: str
     text: str
+    target: str | None = None
+    """Text in the field `target` of a record."""
 
 
 def read_prompts(
@@ -44,8 +46,8 @@ def read_prompts(
     """Read the prompts of a call and of a file, in the model's training format.
 
     A line of the file is a text or a JSON object. An object has the field `prompt`, or the fields
-    `title`, `ingredients` and `steps` of a recipe, or the fields of the user's own task. `prompts`
-    may have the same objects.
+    `title`, `ingredients` and `steps` of a recipe, or the fields of the user's own task. Its field
+    `target` is optional. `prompts` may have the same objects.
 
     Args:
         prompts: The prompts of the call.
@@ -85,7 +87,10 @@ def read_prompts(
                 f"such as {argument(example)}, or remove this one."
             )
         check_utf8(text, f"The prompt at {where}")
-        read.append(ReadPrompt(where, text))
+        target = line.get("target") if isinstance(line, Mapping) else None
+        read.append(
+            ReadPrompt(where, text, target if isinstance(target, str) else None)
+        )
 
     if not read:
         raise ConfigError(
