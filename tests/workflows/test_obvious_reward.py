@@ -85,5 +85,4 @@ def test_obvious_reward_is_learnt_in_100_updates(
     rewards = [step["reward"] for step in steps]
     assert len(rewards) == 100
     assert np.mean(rewards[:3]) < 0.2
-    print("REWARDS", np.reshape(rewards, (-1, 10)).mean(1).round(2), rewards[:3], [round(s["entropy"], 2) for s in steps[::20]])
     assert np.mean(rewards[-5:]) > 0.9

@@ -293,7 +293,7 @@ def test_cut_prompts_are_counted_once(begun):
     row = json.dumps({"ask": "Say salt and " * 9 + "salt", "say": "salt"}) + "\n"
     (folder / "long.jsonl").write_text(row * 200)
     data["sources"][0]["path"] = str(folder / "long.jsonl")
-    data |= {"store": str(folder / "cut"), "max_prompt_tokens": 8}
+    data |= {"store": str(folder / "long"), "max_prompt_tokens": 8}
     config = begun.model_copy(update={"data": type(begun.data)(**data)})
     run = train(config, "cut", train={"stop_after": "2 steps"})
     log = (run / "metrics.jsonl").read_text()
