@@ -290,8 +290,8 @@ def test_other_reward_cannot_continue_a_run(begun, rewards, message):
 def test_cut_prompts_are_counted_once(begun):
     folder = Path(begun.run_dir).parent
     data = begun.data.model_dump(mode="json")
-    row = json.dumps({"ask": "Say salt and " * 9 + "salt", "say": "salt"}) + "\n"
-    (folder / "long.jsonl").write_text(row * 200)
+    rows = [{"ask": f"Say {word} and " * 9, "say": word} for word in WORDS * 25]
+    (folder / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data["sources"][0]["path"] = str(folder / "long.jsonl")
     data |= {"store": str(folder / "long"), "max_prompt_tokens": 8}
     config = begun.model_copy(update={"data": type(begun.data)(**data)})
