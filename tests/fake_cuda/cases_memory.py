@@ -28,9 +28,10 @@ from toque.training.micro_batch import WorstBatch
 from toque.training.objectives.objective import (
     Objective,
     imitation,
-    policy,
+    near_reference,
     preference,
 )
+from toque.training.objectives.policy_gradient import copy_reference
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
@@ -121,8 +122,8 @@ def _objective(config: RunConfig, model: PreTrainedModel) -> Objective:
     """The run's own loss function."""
     if config.objective.kind == "dpo":
         return preference(config.objective, np.zeros(2, np.float32))
-    if config.objective.learns_from_rewards:
-        return policy(config.objective, model)
+    if config.objective.kl:
+        return near_reference(config.objective, copy_reference(model))
     return imitation(smoothing=config.optim.label_smoothing)
 
 
