@@ -59,16 +59,11 @@ def test_the_best_come_first(by, texts, order, used) -> None:
 
 def test_a_recipe_is_chosen_by_whether_one_can_cook_from_it() -> None:
     """The recipe score prefers a soup that is baked to one without an amount."""
-    simmered = GOOD.replace("2 cups ", "").replace("the peas", "the peas and onion")
-    baked = GOOD.replace("the peas", "the peas and onion")
+    baked = GOOD.replace("the peas", "the peas and onion for 20 minutes")
+    simmered = baked.replace("2 cups ", "")
     baked += "\n2. Preheat the oven to 350 degrees F.\n3. Bake for 20 minutes."
-    pie = PROMPT.replace("Pea Soup", "Pea Pie")
-    for by, prompt, order in (
-        (None, PROMPT, [1, 0]),
-        ("recipe_score", PROMPT, [0, 1]),
-        (None, pie, [0, 1]),
-    ):
-        ranked = BestOf(2, by).rank(prompt, [baked, simmered], [[-1.0], [-1.0]])
+    for by, order in ((None, [1, 0]), ("recipe_score", [0, 1])):
+        ranked = BestOf(2, by).rank(PROMPT, [baked, simmered], [[-1.0], [-1.0]])
         assert [number for number, _ in ranked] == order
 
 

@@ -290,11 +290,14 @@ def test_other_reward_cannot_continue_a_run(begun, rewards, message):
 def test_cut_prompts_are_counted_once(begun):
     folder = Path(begun.run_dir).parent
     data = begun.data.model_dump(mode="json")
-    data |= {"store": str(folder / "cut"), "max_prompt_tokens": 4}
+    rows = [{"ask": f"Say {word} and " * 9, "say": word} for word in WORDS * 25]
+    (folder / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data["sources"][0]["path"] = str(folder / "long.jsonl")
+    data |= {"store": str(folder / "long"), "max_prompt_tokens": 8}
     config = begun.model_copy(update={"data": type(begun.data)(**data)})
     run = train(config, "cut", train={"stop_after": "2 steps"})
     log = (run / "metrics.jsonl").read_text()
-    assert log.count("of 200 prompts were cut to 4 tokens") == 1
+    assert log.count("prompts were cut to 8 tokens") == 1
     assert (
         "prompts were cut" not in (train(begun, "uncut") / "metrics.jsonl").read_text()
     )

@@ -270,10 +270,7 @@ class Rollouts:
         return weights
 
     def _batch(self, texts: Sequence[Text]) -> Batch:
-        """Pack texts into rows of a constant shape, the shape of the stream if it is large enough.
-
-        The autotuner has chosen the rows per micro-batch for that shape.
-        """
+        """Pack texts into rows of a constant shape."""
         settings = self.settings
         encoder = self.layout.shape.source > 0
         source, target = computed_lengths(
@@ -286,11 +283,10 @@ class Rollouts:
             np.array([settings.max_new_tokens]),
             encoder=encoder,
         )
-        usual = self.layout.shape
-        shape = RowShape(
-            max(usual.source, round_up(int(longest_source[0]))) if encoder else 0,
-            max(usual.target, round_up(int(longest_target[0]))),
-        )
+        shape = RowShape(0, round_up(int(longest_target[0])))
+        if encoder:
+            n_source = max(self.layout.shape.source, round_up(int(longest_source[0])))
+            shape = RowShape(n_source, shape.target)
         rows = pack(source, target, shape)
         keys = example_keys(np.array([text.row for text in texts], np.int64))
         ordered = list(chain.from_iterable(rows))

@@ -10,9 +10,6 @@ from typing import Final
 from toque.reporter import clock_text
 from toque.units import Duration, Progress
 
-WRITING_SHARE: Final = 0.25
-"""Ratio of generation speed to training speed, a guess if the model is not measured
-(lab/performance.md, "Threads that wait")."""
 _MIN_SECONDS: Final = 2.0
 """Shortest time left to report, in seconds."""
 _CORRECTED_AFTER: Final = 10

@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 import msgspec
 import xxhash
 
-from toque.errors import ConfigError, DataError, join_first
+from toque.errors import ConfigError, join_first
 from toque.sources.conversations import (
     AFTER_LAST,
     ASSISTANT,
@@ -486,14 +486,14 @@ def refuse_mixture(sources: Sequence[Source]) -> None:
     )
 
 
-def lacks_pairs(path: str, fields: Sequence[str] = ()) -> DataError:
-    """Return the error for a source without preference pairs in a run with the objective dpo.
+def describe_missing_pairs(path: str, fields: Sequence[str] = ()) -> str:
+    """Return the message about a source without preference pairs, for the objective dpo.
 
     `fields` are the field names of its records, if they are known.
     """
     known_fields = f" (its fields: {shown_names(fields)})" if fields else ""
     columns = columns_in_words({"prompt": "NAME", CHOSEN: "NAME", REJECTED: "NAME"})
-    return DataError(
+    return (
         f"objective.kind is dpo, but {path} has no preference pairs{known_fields}. Each record "
         "needs a chosen and a rejected answer, and their prompt unless both answers begin with it. "
         f"If the fields have other names, name them in the source: {columns}. To imitate answers "
@@ -505,14 +505,13 @@ def refuse_sources_without_pairs(sources: Sequence[Source]) -> None:
     """Check that every file has preference pairs.
 
     Raises:
-        DataError: A file has other examples.
-        ConfigError: Some files have preference pairs, and other files do not.
+        ConfigError: A file has other examples.
     """
     refuse_mixture(sources)
     for source in sources:
         for name, reader in _readers_by_file(source):
             if not isinstance(reader, PreferenceReader):
-                raise lacks_pairs(name)
+                raise ConfigError(describe_missing_pairs(name))
 
 
 def _readers_by_file(source: Source) -> list[tuple[str, RecordReader]]:

@@ -25,8 +25,8 @@ from toque.reporter import ProgressSink, no_progress
 from toque.sources.file_kinds import FileJudge
 from toque.sources.layouts import RefusedFileError
 from toque.sources.preference_pairs import (
+    describe_missing_pairs,
     has_message_pairs,
-    lacks_pairs,
     refuse_sources_without_pairs,
     with_one_turn,
 )
@@ -78,9 +78,10 @@ def open_sources(
         say: Receives messages about files that are downloaded or left out.
 
     Raises:
-        ConfigError: data.sources is empty, a tokenizer would be trained on token ids, or
-            preference pairs have conversations of several turns for a model with an encoder.
-        DataError: A file cannot be read, or the objective is dpo and it has no preference pairs.
+        ConfigError: data.sources is empty, a tokenizer would be trained on token ids, the
+            objective is dpo and a file has no preference pairs, or such pairs have conversations of
+            several turns for a model with an encoder.
+        DataError: A file cannot be read.
     """
     configured = (*config.data.sources, *config.data.validation)
     if not config.data.sources:
@@ -110,7 +111,8 @@ def open_sources(
             judged = FileJudge(source, config.data.encoding, readers).judge(files, say)
         except RefusedFileError as error:
             if config.objective.kind == "dpo":
-                raise lacks_pairs(source.path, error.fields) from error
+                message = describe_missing_pairs(source.path, error.fields)
+                raise DataError(message) from error
             raise
         _refuse_training_on_ids(judged, config.model.tokenizer_source, source.path)
         sources.append(judged)

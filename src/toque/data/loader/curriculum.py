@@ -66,24 +66,28 @@ def describe_stage(stage: StageFilters) -> str:
 
 
 def select_examples(store: TokenStore, rows: Ints, stage: StageFilters) -> Ints:
-    """Find a stage's examples, as positions in `rows`. A missing value passes a filter.
-
-    Raises:
-        ConfigError: No example of the store has the values that a filter uses.
-    """
+    """Find a stage's examples, as positions in `rows`. A missing value passes a filter."""
     passes = np.ones(len(rows), np.bool_)
-    for column, minimum, maximum, description in _list_filters(stage):
-        if column not in store.manifest.columns:
-            raise ConfigError(
-                f"A stage of curriculum.stages has only examples with {description}, but the store "
-                f"{store.path} has no recipes, and only recipes have these values. Remove the "
-                "filter."
-            )
+    for column, minimum, maximum, _ in _list_filters(stage):
         # Round the bounds like the stored values: 0.7 in float32 is less than 0.7 in float64.
         values = np.asarray(store.column(column))[rows].astype(np.float32)
         is_inside = (values >= np.float32(minimum)) & (values <= np.float32(maximum))
         passes &= is_inside | np.isnan(values)
     return np.flatnonzero(passes)
+
+
+def _refuse_filters_of_recipes(
+    stages: Sequence[StageFilters], store: TokenStore
+) -> None:
+    """Refuse filters on columns that the store does not have, because it has no recipes."""
+    for number, stage in enumerate(stages, start=1):
+        for condition in _list_filters(stage):
+            if condition.column not in store.manifest.columns:
+                raise ConfigError(
+                    f"Stage {number} of the curriculum selects examples with "
+                    f"{condition.description}, but the store {store.path} has no recipes, and only "
+                    "recipes have these values. Remove the filter."
+                )
 
 
 def _refuse_empty_stages(
@@ -146,9 +150,11 @@ class StagedPlan:
             seed: The run's seed.
 
         Raises:
-            ConfigError: A stage has no example, or is shorter than an update.
+            ConfigError: A stage has no example or is shorter than an update, or a filter needs
+                recipes.
         """
         stages = curriculum.stages
+        _refuse_filters_of_recipes(stages, store)
         selections = [select_examples(store, rows, stage) for stage in stages]
         _refuse_empty_stages(stages, selections, len(rows))
         full_plan = make_plan(np.arange(len(rows)), seed)

@@ -11,7 +11,7 @@ from toque.config.dump import flow
 from toque.config.json_schema import SCHEMA_FILE
 from toque.config.schema import TRAINED, ModelConfig
 from toque.errors import in_shell
-from toque.runs.time_left import WRITING_SHARE
+from toque.runs.typical_speeds import GENERATION_SHARE
 from toque.sources.decompress import UTF_8
 from toque.units import Duration
 from toque.workflows.first_config.init_base import MeasuredBase
@@ -271,7 +271,7 @@ def _count_affordable_texts(survey: Survey, plan: Plan) -> tuple[int, int]:
     if plan is None:
         return _MAX_FINAL_TEXTS, WRITTEN_AT_ONCE
     seconds = plan.tokens / plan.rate
-    writing_rate = plan.writing or WRITING_SHARE * plan.rate
+    writing_rate = plan.writing or GENERATION_SHARE * plan.rate
     tokens = EVALUATING * seconds * writing_rate
     affordable = math.floor(tokens / _tokens_per_record(survey))
     per_evaluation = affordable // _EVALUATIONS

@@ -19,7 +19,7 @@ from toque.models.loading.from_scratch import construct
 from toque.runs.estimate import Estimator
 from toque.runs.estimate_parts import Machine, Memory, Time
 from toque.runs.generated_texts import GeneratedTexts
-from toque.runs.time_left import WRITING_SHARE
+from toque.runs.typical_speeds import GENERATION_SHARE
 from toque.training.micro_batch import shortest_time
 
 _FEW_TOKENS: Final = 2
@@ -52,8 +52,8 @@ def add_generation(
         rate = estimator.ranks * _measure_rate(model, rank_texts, machine)
         how = "measured just now with random weights"
     else:
-        rate = WRITING_SHARE * work.tokens_per_update / plan_time.update_seconds
-        how = f"a guess: {WRITING_SHARE:.0%} of the speed of the update"
+        rate = GENERATION_SHARE * work.tokens_per_update / plan_time.update_seconds
+        how = f"a guess: {GENERATION_SHARE:.0%} of the speed of the update"
 
     seconds = texts.tokens / rate
     run_seconds = plan_time.run_seconds
