@@ -1,4 +1,7 @@
-"""A task with an obvious reward: the answer contains the word that the prompt asks for."""
+"""A task with an obvious reward: the answer contains the word that the prompt asks for.
+
+An answer has at most 24 tokens. So a model may also learn to write several words.
+"""
 
 import json
 from pathlib import Path
@@ -19,6 +22,7 @@ USUAL = {
     "observe": {"log_every": "1 steps"},
 }
 MACHINE = {"precision": "float32", "compile": False}
+LORA = {"r": 16, "dropout": 0, "target_modules": "all"}
 REWARD = """
 def has_word(prompts, texts, references):
     words = [prompt.split()[-1].strip(".") for prompt in prompts]
@@ -39,7 +43,7 @@ def write_rows(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "adapter"),
-    [("llama", None), ("gpt2", None), ("t5", None), ("llama", {"r": 16, "dropout": 0})],
+    [("llama", None), ("gpt2", None), ("t5", None), ("llama", LORA)],
     ids=["llama", "gpt2", "t5", "lora"],
 )
 def test_obvious_reward_is_learnt_in_100_updates(
@@ -53,7 +57,7 @@ def test_obvious_reward_is_learnt_in_100_updates(
     data = {
         "sources": [{"path": "words.jsonl", "columns": columns}],
         "store": "store",
-        "max_target_tokens": 16,
+        "max_target_tokens": 24,
         "dedup": "none",
     }
     shape = shape_of(family, width=48, dropout=0.0)
@@ -77,8 +81,8 @@ def test_obvious_reward_is_learnt_in_100_updates(
             "rewards": {"obvious_reward:has_word": 1.0},
             "samples": 8,
         },
-        optim={"peak_lr": 3e-3, "schedule": "linear"},
-        train=MACHINE | {"stop_after": "100 steps", "batch": "8 examples"},
+        optim={"peak_lr": 2e-3, "schedule": "linear"},
+        train=MACHINE | {"stop_after": "100 steps", "batch": "16 examples"},
     )
     toque.train(learning)
     steps = [e for e in read_metrics(Path("run/metrics.jsonl")) if e["event"] == "step"]
