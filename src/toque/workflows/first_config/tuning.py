@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from toque.errors import ConfigError, argument
@@ -108,8 +109,8 @@ def reference_seconds(
         minutes = math.ceil((total.seconds or 0.0) * 2 * reference / seconds / 60)
         minimum = argument(f'for_="{minutes} minutes"')
         raise ConfigError(
-            f'{argument("for_")} is "{total}", but the log-probabilities of all answers, which are '
-            f"computed before training, take about {clock_text(reference)}. Use at least "
-            f"{minimum}, or fewer pairs."
+            f'{argument("for_")} is "{replace(total, total=False)}", but the log-probabilities of '
+            f"all answers, which are computed before training, take about {clock_text(reference)}. "
+            f"Use at least {minimum}, or fewer pairs."
         )
     return reference
