@@ -43,7 +43,7 @@ class Work:
     reference_tokens: float | None = 0.0
     """Tokens of the forward pass over all pairs before training. None if they are unknown."""
     reference_rows: int = 0
-    """Answers whose log-probability is stored in the run folder, as float32."""
+    """Answers with a stored log-probability, float32 in the run folder."""
     texts: GeneratedTexts | None = None
     """Texts that the model generates per update. None for objectives without them."""
 
@@ -87,7 +87,7 @@ class Memory:
     host: int | None = None
     """Bytes of host memory needed to load the model for a GPU. None on a CPU."""
     generation: GenerationMemory | None = None
-    """Bytes while texts are generated, when there are no activations. None without such texts."""
+    """Bytes while texts are generated, in place of activations. None without such texts."""
 
     @property
     def total(self) -> int:

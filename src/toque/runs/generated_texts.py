@@ -139,7 +139,7 @@ def estimate_generation(
 def _cache_width(columns: int, *, grows: bool) -> int:
     """Return the allocated columns of a cache at its peak, when an old buffer is copied.
 
-    A cache grows if it begins smaller than its longest row, or if texts begin later than others.
+    A cache grows if it begins smaller than its longest row, or if some texts begin later.
     """
     width = peak = min(columns, MAX_INITIAL_COLUMNS)
     needed = columns + SPARE if grows else columns

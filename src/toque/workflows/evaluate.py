@@ -222,7 +222,7 @@ class Evaluation:
 
 
 def describe_accuracy(accuracy: Estimate) -> str:
-    """Describe the share of held-out pairs whose chosen answer is preferred."""
+    """Describe the share of held-out pairs with a preferred chosen answer."""
     return (
         f"the chosen answer preferred in {accuracy.value:.1%} of {accuracy.n:,} pairs (95 % "
         f"interval: {accuracy.low:.1%} to {accuracy.high:.1%})"

@@ -274,8 +274,9 @@ def refuse_other_tokenizer(config: RunConfig) -> None:
         return
     difference = "it is trained on the data"
     if not model.tokenizer.startswith(TRAINED):
-        codecs = map(load_codec, (start_folder, resolve_tokenizer(model.tokenizer)))
-        difference = "; ".join(tokenizer_differences(*codecs))
+        start_codec = load_codec(start_folder)
+        codec = load_codec(resolve_tokenizer(model.tokenizer))
+        difference = "; ".join(tokenizer_differences(start_codec, codec))
     if difference:
         raise ConfigError(
             f"model.tokenizer is {model.tokenizer}, which differs from the tokenizer of "

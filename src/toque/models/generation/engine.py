@@ -295,7 +295,7 @@ def row_bytes(
     """Return the bytes of a row's keys, values and logits.
 
     Args:
-        core: Model, of which only the shape is used.
+        core: Model. Only its shape is used.
         columns: Tokens in the cache of the longest row. A decoder's cache includes the prompt.
         longest_prompt: Tokens of the longest prompt.
         itemsize: Bytes per number in the cache.

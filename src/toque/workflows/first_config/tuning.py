@@ -59,8 +59,8 @@ class Tuning(NamedTuple):
                 f"{speed} Before training, the log-probabilities of all answers are computed with "
                 f"the start model, in about {clock_text(self.reference)}. The run reads {length}. "
                 "The loss begins at 0.69. Its end depends on the model and the pairs and cannot "
-                "be predicted. The share of held-out pairs whose chosen answer is preferred "
-                "begins at about 50 %: docs/guides/learn-from-preferences.md."
+                "be predicted. Compare rewards/accuracies, the share of held-out pairs with a "
+                "preferred chosen answer, with 50 %: docs/guides/learn-from-preferences.md."
             )
         return (
             f"{speed} The run reads {length}. The loss depends on the "

@@ -76,7 +76,8 @@ def _measure_rate(
     Only the shape of `model` is used.
     """
     config = copy.deepcopy(unwrapped(model).config)
-    real_model = construct(family_of(config), config).to(machine.where)
+    real_model = construct(family_of(config), config)
+    real_model.to(machine.where)  # type: ignore[arg-type]  # transformers annotates it away
     n_texts = min(texts.n_texts, MAX_ROWS[machine.where])
     prompt = [0 for _ in range(max(1, round(texts.mean_prompt)))]
     precision: Precision = "bf16" if machine.precision == "bf16" else "float32"

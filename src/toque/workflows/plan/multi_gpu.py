@@ -158,7 +158,7 @@ def _shard_memory(
         "whole gradients": max(0, max(backward, end) - logits - activations),
     }
     if memory.generation is not None:
-        # All weights are gathered to generate texts, when there are no activations.
+        # All weights are gathered to generate texts, in place of activations.
         temporary = parts["weights gathered at once"] + parts["whole gradients"]
         temporary += logits + activations
         all_weights = sum(group.stored for group in groups)
