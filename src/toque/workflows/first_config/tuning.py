@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from toque.errors import ConfigError, argument
@@ -58,8 +59,8 @@ class Tuning(NamedTuple):
                 f"{speed} Before training, the log-probabilities of all answers are computed with "
                 f"the start model, in about {clock_text(self.reference)}. The run reads {length}. "
                 "The loss begins at 0.69. Its end depends on the model and the pairs and cannot "
-                "be predicted. The share of held-out pairs whose chosen answer is preferred "
-                "begins at about 50 %: docs/guides/learn-from-preferences.md."
+                "be predicted. Compare rewards/accuracies, the share of held-out pairs with a "
+                "preferred chosen answer, with 50 %: docs/guides/learn-from-preferences.md."
             )
         return (
             f"{speed} The run reads {length}. The loss depends on the "
@@ -108,8 +109,8 @@ def reference_seconds(
         minutes = math.ceil((total.seconds or 0.0) * 2 * reference / seconds / 60)
         minimum = argument(f'for_="{minutes} minutes"')
         raise ConfigError(
-            f'{argument("for_")} is "{total}", but the log-probabilities of all answers, which are '
-            f"computed before training, take about {clock_text(reference)}. Use at least "
-            f"{minimum}, or fewer pairs."
+            f'{argument("for_")} is "{replace(total, total=False)}", but the log-probabilities of '
+            f"all answers, which are computed before training, take about {clock_text(reference)}. "
+            f"Use at least {minimum}, or fewer pairs."
         )
     return reference
