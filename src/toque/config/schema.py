@@ -473,7 +473,7 @@ class ObserveConfig(Config):
     """Experiment trackers that receive copies of `metrics.jsonl`, each in its own thread. A tracker
     that hangs or fails loses only its copies (docs/guides/callbacks-and-trackers.md)."""
     webhook: Annotated[SecretAddress, Field(repr=False)] = None
-    """Address that is notified when a run starts, has a new lowest held-out loss, ends or fails.
+    """Address that is notified when a run starts, has a new best evaluation, ends or fails.
     Discord's addresses get Discord's format, others plain JSON. No file or message contains the
     address. Prefer env:NAME, so that the run's own config.yaml also works."""
     callbacks: Annotated[

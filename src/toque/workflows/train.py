@@ -290,6 +290,7 @@ def _build_watchers(config: RunConfig, callbacks: Sequence[object]) -> Watchers:
         run=Path(config.run_dir),
         settings=config.model_dump(mode="json"),
         scores=RECIPE_SCORES,
+        goal=goal_of(config.train.best_by),
         bridge=partial(_wrap_trainer_callback, config),
     )
 

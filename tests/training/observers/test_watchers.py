@@ -13,7 +13,7 @@ import torch
 from fixtures.updates import update
 from toque.config import load_config
 from toque.errors import ConfigError
-from toque.training.callbacks import Best, Callbacks, Requests, RunEnd, RunStart
+from toque.training.callbacks import Best, Callbacks, Goal, Requests, RunEnd, RunStart
 from toque.training.observers.watchers import (
     EqualRewards,
     Overfitting,
@@ -231,13 +231,11 @@ def receive():
 
 def test_a_webhook_tells_start_best_and_end(receive, warn, warnings):
     server = receive()
-    hook = Webhook(server.address, run="soup", warn=warn)
+    hook = Webhook(server.address, run="soup", goal=Goal(), warn=warn)
     hook.on_fit_start(START)
     for step, loss in ((1, float("nan")), (2, 2.0), (4, 1.5), (6, 1.7)):
         hook.on_evaluate(Progress(step=step), {"loss": loss})
-    hook.on_fit_end(
-        replace(END, best=Best(2, 2.0, "bleu", 9.0))
-    )  # a run that goes by another
+    hook.on_fit_end(replace(END, best=Best(4, 1.5)))
     said = [json.loads(body) for body in server.bodies]
     assert [(m["event"], m["step"], m["loss"]) for m in said] == [
         ("start", 0, None),
@@ -246,16 +244,31 @@ def test_a_webhook_tells_start_best_and_end(receive, warn, warnings):
         ("end", 6, 1.5),
     ]
     assert said[-1]["text"].startswith(
-        "soup: finished after 1.0 minutes, best held-out loss 1.5"
+        "soup: finished after 1.0 minutes, lowest held-out loss 1.5"
     )
     assert warnings == []
+
+
+def test_a_webhook_announces_the_best_value_of_the_runs_metric(receive, warn):
+    server = receive()
+    goal = Goal("cookable", rises=True)
+    hook = Webhook(server.address, run="soup", goal=goal, warn=warn)
+    for step, value in ((2, 0.3), (4, 0.2), (6, 0.5)):
+        hook.on_evaluate(Progress(step=step), {"loss": 1 / step, "cookable": value})
+    hook.on_fit_end(replace(END, best=Best(6, 0.2, "cookable", 0.5)))
+    texts = [json.loads(body)["text"] for body in server.bodies]
+    assert texts == [
+        "soup: highest cookable so far, 0.3000 (step 2)",
+        "soup: highest cookable so far, 0.5000 (step 6)",
+        "soup: finished after 1.0 minutes, highest cookable 0.5000 (step 6)",
+    ]
 
 
 def test_a_failure_is_told_and_a_refusal_is_warned_of_without_the_address(
     receive, warn, warnings
 ):
     server = receive(status=404)
-    hook = Webhook(server.address, run="soup", warn=warn)
+    hook = Webhook(server.address, run="soup", goal=Goal(), warn=warn)
     hook.on_fit_end(
         RunEnd("non_finite", Progress(step=3), 1.0, error="the loss is NaN")
     )
@@ -273,7 +286,7 @@ def test_a_webhook_that_hangs_delays_no_step_and_the_end_by_seconds(
 ):
     monkeypatch.setattr("toque.training.observers.webhook.END_PATIENCE_SECONDS", 0.2)
     server = receive(hang=threading.Event())
-    hook = Webhook(server.address, run="soup", warn=warn)
+    hook = Webhook(server.address, run="soup", goal=Goal(), warn=warn)
     hook.on_fit_start(START)
     for step in range(1, 101):
         hook.on_step(update(step))
@@ -314,7 +327,13 @@ def watchers(*overrides, own=()):
     config = load_config("demo", overrides).config
     settings = config.model_dump(mode="json")
     return Watchers.from_settings(
-        config.observe, {}, own, run=Path("run"), settings=settings, scores=frozenset()
+        config.observe,
+        {},
+        own,
+        run=Path("run"),
+        settings=settings,
+        scores=frozenset(),
+        goal=Goal(),
     )
 
 
@@ -382,7 +401,7 @@ def test_ten_updates_with_equal_rewards_cause_one_warning(warn, warnings):
         watch.on_step(rewarded(step, equal=0.75 if step == 9 else 1.0))
     ((step, message),) = warnings
     assert step == 19  # the count began again after step 9
-    assert "in the last 10 updates, so the model learns nothing" in message
+    assert "in the last 10 updates, so the rewards change nothing" in message
     for setting in ("objective.samples", "objective.temperature", "objective.rewards"):
         assert setting in message
 

@@ -26,6 +26,7 @@ from toque.errors import ConfigError, nearest_hint
 from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
 from toque.training.callbacks import (
     Callback,
+    Goal,
     Requests,
     RunEnd,
     RunStart,
@@ -242,6 +243,8 @@ class Watchers:
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
     """Function that returns a record's numbers by their names in trackers."""
+    goal: Goal
+    """Goal of `train.best_by`."""
     learns_from_rewards: bool = False
     """True if the objective is grpo or best_of. Its training loss is not the held-out loss."""
     open_feeds: list[TrackerFeed] = field(default_factory=list)
@@ -257,6 +260,7 @@ class Watchers:
         run: Path,
         settings: Mapping[str, Any],
         scores: frozenset[str],
+        goal: Goal,
         bridge: Callable[[object], object] = lambda item: item,
     ) -> Self:
         """Build the watchers for the section `observe`.
@@ -268,6 +272,7 @@ class Watchers:
             run: Run folder.
             settings: Entire configuration, for trackers.
             scores: Names of the recipe scores.
+            goal: Goal of `train.best_by`.
             bridge: Function that adapts other kinds of callbacks to these methods.
 
         Raises:
@@ -293,6 +298,7 @@ class Watchers:
             trackers,
             run,
             values,
+            goal,
             learns_from_rewards=settings["objective"]["kind"] in FROM_REWARDS,
         )
 
@@ -304,7 +310,8 @@ class Watchers:
         for name, watcher in self.user_objects:
             callbacks.append(UserCallback(watcher, name=name, warn=warn))
         if self.webhook is not None:
-            callbacks.append(Webhook(self.webhook, run=self.run.name, warn=warn))
+            hook = Webhook(self.webhook, run=self.run.name, goal=self.goal, warn=warn)
+            callbacks.append(hook)
         return callbacks
 
     def start_feeds(self, warn: Warn) -> list[TrackerFeed]:
@@ -483,7 +490,7 @@ class EqualRewards(Callback):
             self.warn(
                 info.progress,
                 f"the texts of each prompt had equal rewards in the last {self.updates} updates, "
-                "so the model learns nothing. Generate more texts per prompt (objective.samples), "
+                "so the rewards change nothing. Generate more texts per prompt (objective.samples), "
                 "generate more varied texts (objective.temperature), or use a finer reward "
                 "(objective.rewards) that also differs between bad texts",
             )

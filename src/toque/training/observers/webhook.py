@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from toque.training.callbacks import LOSS, Callback, RunEnd, RunStart, State, StepInfo
+from toque.training.callbacks import Callback, Goal, RunEnd, RunStart, State, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
 from toque.training.state_values import optional_number_in
 from toque.units import Progress
@@ -32,9 +32,10 @@ Warn = Callable[[Progress, str], None]
 class Webhook(Callback):
     """Sender of messages about the run named `run` to an http or https address."""
 
-    def __init__(self, address: str, *, run: str, warn: Warn) -> None:
+    def __init__(self, address: str, *, run: str, goal: Goal, warn: Warn) -> None:
         self._address = address
         self.run = run
+        self._goal = goal
         self._best: float | None = None
         self._thread = BackgroundThread("webhook messages", 16, describe_error, warn)
 
@@ -49,31 +50,32 @@ class Webhook(Callback):
         self._thread.warn_of_losses(info.progress)
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Announce the lowest held-out loss so far."""
-        loss = metrics.get("loss")
-        if loss is not None and LOSS.is_better(loss, self._best):
-            self._best = loss
-            self._send(
-                "best", at, f"lowest held-out loss so far, {loss:.4f}", loss=loss
-            )
+        """Announce the best value so far of the run's metric."""
+        value = metrics.get(self._goal.metric)
+        if value is not None and self._goal.is_better(value, self._best):
+            self._best = value
+            text = f"{self._goal} so far, {value:.4f}"
+            self._send("best", at, text, loss=metrics.get("loss"))
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Announce how the run ended, and wait a little for the message to be sent."""
         best = self._best
         text = f"{end.reason.replace('_', ' ')} after {end.seconds / 60:.1f} minutes"
         if best is not None:
-            text += f", best held-out loss {best:.4f}"
+            text += f", {self._goal} {best:.4f}"
         if end.error:
             text += f": {end.error}"
-        self._send("failure" if end.error else "end", end.progress, text, loss=best)
+        event = "failure" if end.error else "end"
+        loss = None if end.best is None else end.best.loss
+        self._send(event, end.progress, text, loss=loss)
         self._thread.close(end.progress, patience_seconds=END_PATIENCE_SECONDS)
 
     def state_dict(self) -> State:
-        """Return the best loss, so that a continued run does not announce it again."""
+        """Return the best value, so that a continued run does not announce it again."""
         return {"best": self._best}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the best loss."""
+        """Restore the best value."""
         self._best = optional_number_in(state, "best")
 
     def _send(
