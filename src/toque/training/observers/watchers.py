@@ -490,9 +490,9 @@ class EqualRewards(Callback):
             self.warn(
                 info.progress,
                 f"the texts of each prompt had equal rewards in the last {self.updates} updates, "
-                "so the rewards change nothing. Generate more texts per prompt (objective.samples), "
-                "generate more varied texts (objective.temperature), or use a finer reward "
-                "(objective.rewards) that also differs between bad texts",
+                "so the rewards change nothing. Generate more texts per prompt "
+                "(objective.samples), generate more varied texts (objective.temperature), or use "
+                "a finer reward (objective.rewards) that also differs between bad texts",
             )
 
     def state_dict(self) -> State:
