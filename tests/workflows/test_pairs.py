@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from toque.cli import main
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
 from toque.workflows.inference import pairs as pair_files
+from toque.workflows.inference.pair_texts import Prompt, Text
 from workflows.test_chat_bases import chat_base
 from workflows.test_conversations import configured
 
@@ -160,11 +162,26 @@ def test_lowest_of_several_texts_is_rejected(run):
     assert {row["chosen_score"] for row in rows_of("like.jsonl")} == {1.0}
 
 
-def test_chosen_text_at_the_maximum_length_is_dropped(run):
-    with pytest.raises(DataError, match=rf"{pair_files.CUT} \(\d"):
+def test_prompt_is_dropped_if_all_better_texts_are_cut(run):
+    with pytest.raises(DataError, match=rf"{pair_files.BETTER_CUT} \(\d"):
         toque.pairs(
             run, "cut.jsonl", chosen="best", max_new_tokens=1, by="likelihood", limit=20
         )
+
+
+def test_best_complete_text_is_chosen():
+    prompt = Prompt([1], "Say salt", "Say salt", "line 1")
+    cut, complete, worst = (
+        Text(name, is_cut=name == "cut", logprobs=[])
+        for name in ("cut", "complete", "worst")
+    )
+    scored = [(cut, 3.0), (complete, 2.0), (worst, 1.0)]
+    make_row = partial(pair_files._make_row, prompt, origin="best")
+    row = make_row(pair_files._Ranking("mine", scored, None))
+    assert (row["chosen"], row["rejected"]) == ("complete", "worst")
+    scored[1] = (complete, 1.0)
+    row = make_row(pair_files._Ranking("mine", scored, None))
+    assert row == pair_files.BETTER_CUT
 
 
 def test_prompts_of_a_file(run):

@@ -48,6 +48,7 @@ _NOT_SCORES: Final = (
 """Curves that are not plotted as scores. A loss has its own plot. Perplexity repeats the loss, and
 the rewards of both answers repeat their log-probabilities.
 """
+_FIRST_SCORES: Final = ("held-out cookable", "held-out recipe_score")
 
 
 class _Plot(NamedTuple):
@@ -300,14 +301,18 @@ def _plot_updates(runs: Runs, names: Sequence[str] = _CURVES) -> Iterable[Figure
 def _plot_scores(
     runs: Runs, without: Collection[str] = frozenset()
 ) -> Iterable[Figure]:
-    """Plot the held-out metrics, except losses, metrics that never change, and `without`."""
+    """Plot the held-out metrics, except losses, metrics that never change, and `without`.
+
+    The scores of entire recipes are first.
+    """
     names = {
         name
         for run in runs.values()
         for name, curve in run.curves.items()
         if name.startswith("held-out ") and len(set(curve.values())) > 1
     }
-    for name in sorted(names.difference(_NOT_SCORES, without)):
+    shown = sorted(names.difference(_NOT_SCORES, without))
+    for name in sorted(shown, key=lambda name: name not in _FIRST_SCORES):
         info = metric_named(name.removeprefix("held-out "))
         series = _overlay(runs, name, label=info.title, dots=True)
         yield _plot(_capitalise(info.title), info.unit, series)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 Chosen = Literal["written", "best"]
 """Origin of the chosen text: written by a person, or the best of the model's texts."""
 CUT: Final = "the chosen text reached the maximum length"
+BETTER_CUT: Final = "all better texts reached the maximum length"
 BLANK: Final = "a text is blank"
 EQUAL_SCORES: Final = "all texts have the same score"
 NOT_A_RECIPE: Final = "the prompt does not ask for a recipe"
@@ -407,16 +408,17 @@ def _make_row(
     prompt: Prompt, ranking: _Ranking, origin: Chosen
 ) -> dict[str, Any] | str:
     """Make the row of a pair, or return the reason for dropping its prompt."""
-    best, best_score = ranking.texts[0]
     worst, worst_score = ranking.texts[-1]
-    if origin == "best":
-        if best_score == worst_score:
-            return EQUAL_SCORES
-        if best.is_cut:
-            return CUT
-    chosen, chosen_score = best.text, best_score
     if origin == "written" and prompt.target is not None:
         chosen, chosen_score = prompt.target, ranking.target_score
+    else:
+        if ranking.texts[0][1] == worst_score:
+            return EQUAL_SCORES
+        complete = [scored for scored in ranking.texts if not scored[0].is_cut]
+        if not complete or complete[0][1] == worst_score:
+            return BETTER_CUT
+        best, chosen_score = complete[0]
+        chosen = best.text
 
     rejected = worst.text
     if not chosen.strip() or not rejected.strip():
