@@ -40,6 +40,7 @@ def write_rows(path: Path) -> None:
             file.write(json.dumps(row) + "\n")
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "adapter"),
@@ -81,7 +82,7 @@ def test_obvious_reward_is_learnt_in_100_updates(
             "rewards": {"obvious_reward:has_word": 1.0},
             "samples": 8,
         },
-        optim={"peak_lr": 2e-3, "schedule": "linear"},
+        optim={"peak_lr": 3e-3, "schedule": "linear"},
         train=MACHINE | {"stop_after": "100 steps", "batch": "16 examples"},
     )
     toque.train(learning)

@@ -310,7 +310,7 @@ def test_those_of_a_run_in_a_bucket(s3_service, run, tmp_path, monkeypatch):
         "mine-step-00000002": fetched / "best" / "step-00000002"
     }
     with pytest.raises(
-        CheckpointError, match=r"has no best/step-00000300 .*best/step-00000006"
+        CheckpointError, match=r"lacks .* best/step-00000300\. .*best/step-00000006"
     ):
         toque.generate(f"{there}/best/step-00000300", "soup")
     with pytest.raises(ConfigError, match="is not the address of a checkpoint"):
