@@ -41,7 +41,7 @@ from toque.models.generation.packed_products import Packs, with_packed_products
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.frozen import computing
-from toque.serving.request_errors import RequestError
+from toque.serving.request_errors import RequestError, internal_error
 
 T = TypeVar("T")
 _log = logging.getLogger("toque.serving")
@@ -475,7 +475,7 @@ class _Metrics:
             "Answered requests by path and status.",
             ("path", "status"),
         )
-        self.gone = count("toque_clients_gone", "Requests whose client went away.")
+        self._gone = count("toque_clients_gone", "Requests whose client went away.")
         self.prompt_tokens = count(
             "toque_prompt_tokens", "Tokens of prompts.", ("model",)
         )
@@ -502,19 +502,14 @@ class _Metrics:
         live = gauge("toque_live_texts", "Texts being generated.")
         live.set_function(lambda: batcher.n_live)
 
-    def count_answer(self, path: str, status: int) -> None:
+    def count_answer(self, path: str, status: int, /) -> None:
         """Count the answer to a request."""
         self._answers.labels(path, status).inc()
+
+    def count_lost_client(self) -> None:
+        """Count a client that disconnected before the end of its request."""
+        self._gone.inc()
 
     def page(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-def internal_error() -> RequestError:
-    """Create the error of a failed batch. The log has the cause: a bug, or too little memory."""
-    return RequestError(
-        500,
-        "The server could not generate this answer. See the server's log for the cause.",
-        code="internal_error",
-    )

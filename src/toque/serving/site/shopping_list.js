@@ -1,4 +1,4 @@
-// The shopping list of a recipe: asked of the server for a number of servings.
+// The shopping list of a recipe for a number of servings. The server computes it.
 
 import { element, say, stepper } from "./dom.js";
 import { ask } from "./requests.js";
@@ -9,7 +9,7 @@ export class ShoppingList {
   #recipe = "";
   #requested = [];
   #items = [];
-  #asked = 0;
+  #requests = 0;
 
   constructor(parts, { title, servings }) {
     this.#parts = parts;
@@ -23,15 +23,15 @@ export class ShoppingList {
     });
   }
 
-  /** Make the list of a recipe's text, and of requested ingredients that only its steps name. */
+  /** Show the list of a recipe's text. It includes requested ingredients that only the steps name. */
   async open(text, requested) {
     this.#recipe = text;
     this.#requested = requested;
     await this.#fetch(null);
-    say(this.#parts.estimated, "servings (an estimate; change it if you know better).");
+    say(this.#parts.estimated, "servings. This is an estimate that you can change.");
   }
 
-  /** The list for other programs and people. */
+  /** The list as plain text. */
   get text() {
     const lines = this.#items.map(({ food, amounts, note }) =>
       [amounts.join(" + "), food, note && `(${note})`].filter(Boolean).join(" "),
@@ -48,18 +48,18 @@ export class ShoppingList {
   }
 
   async #fetch(makes) {
-    const number = ++this.#asked; // answers may come in another order
+    const number = ++this.#requests; // answers may arrive in another order
     const servings = Number(this.#parts.servings.value);
-    const found = await ask("api/shopping-list", {
+    const list = await ask("api/shopping-list", {
       title: this.#title,
       text: this.#recipe,
       servings,
       makes,
-      asked: this.#requested,
+      requested: this.#requested,
     });
-    if (number !== this.#asked) return;
-    this.#parts.makes.value = found.makes;
-    this.#show(found.items);
+    if (number !== this.#requests) return;
+    this.#parts.makes.value = list.makes;
+    this.#show(list.items);
   }
 
   #show(items) {
@@ -71,8 +71,8 @@ export class ShoppingList {
     this.#parts.items.replaceChildren(
       ...items.map(({ food, amounts, note }) => {
         const box = element("input", { type: "checkbox", value: food, checked: bought.has(food) });
-        const said = note ? [element("span", { className: "note" }, ` ${note}`)] : [];
-        const name = element("span", { className: "food" }, food, ...said);
+        const remark = note ? [element("span", { className: "note" }, ` ${note}`)] : [];
+        const name = element("span", { className: "food" }, food, ...remark);
         const amount = element("span", { className: "amount" }, amounts.join(" + "));
         return element("li", {}, element("label", {}, box, name, amount));
       }),

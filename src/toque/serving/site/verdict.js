@@ -1,27 +1,27 @@
-// What is said of a finished recipe: what was asked for and is there, its scores, its classes.
+// Scores of a finished recipe: requested ingredients, all scores and classes.
 
 import { element, say } from "./dom.js";
 
 const NAMES = {
   recipe_score: "Recipe score",
-  ingredient_coverage: "Asked for, and there",
-  hallucinated_ingredients: "Not asked for",
-  ingredients_used: "Ingredients the steps use",
-  steps_listed: "Foods of the steps that are listed",
-  title_kept: "Foods of the title",
-  variety: "Says little twice",
-  quantity_sanity: "Amounts a kitchen knows",
-  times_and_heat: "Times and oven heat",
-  sentences_once: "Sentences said once",
-  oven_fits: "No oven where none belongs",
+  ingredient_coverage: "Requested ingredients in the recipe",
+  hallucinated_ingredients: "Ingredients that were not requested",
+  ingredients_used: "Ingredients that the steps use",
+  steps_listed: "Foods in the steps that are listed",
+  title_kept: "Foods in the title",
+  variety: "Few repetitions",
+  quantity_sanity: "Possible amounts",
+  times_and_heat: "Possible times and temperatures",
+  sentences_once: "No repeated sentences",
+  oven_fits: "Oven only for baked dishes",
   structure: "Structure",
   ingredient_coherence: "Ingredients with amounts",
   instruction_quality: "Steps with a cooking verb",
   completeness: "Completeness",
   format_correctness: "Headings",
   form: "Form, overall",
-  ingredients_named: "Ingredients a step names",
-  requested_listed: "Asked for, and listed",
+  ingredients_named: "Ingredients that a step names",
+  requested_listed: "Requested ingredients that are listed",
   added_once: "Nothing added twice",
   foods_listed: "No food missing from the list",
   dish_made: "Steps that make the dish",
@@ -36,20 +36,24 @@ const percent = new Intl.NumberFormat("en", { style: "percent" });
 
 const USED = ["good", "✓", "used"];
 const UNLISTED = ["partly", "!", "in the steps, not in the list"];
-const MISSED = ["bad", "✕", "missed"];
-const AVOIDED = ["bad", "✕", "to be left out, and there"];
+const MISSING = ["bad", "✕", "missing"];
+const AVOIDED = ["bad", "✕", "unwanted"];
 
-/** Show scores, and which ingredients were asked for, not listed, missed, or to be left out. */
-export function showVerdict(parts, { scores, asked, missed, unlisted, avoided, hint }) {
+/** Show the scores, and the state of each requested and each unwanted ingredient. */
+export function showVerdict(parts, { scores, requested, missing, unlisted, avoided, hint }) {
   const { cookable: score, ...others } = scores;
-  if (score === undefined) return; // no recipe was asked for
+  if (score === undefined) return; // the prompt does not ask for a recipe
   parts.verdict.hidden = false;
+  const stateOf = (food) => {
+    if (missing.includes(food)) return MISSING;
+    return unlisted.includes(food) ? UNLISTED : USED;
+  };
   parts.score.replaceChildren(
     element("strong", {}, score.toFixed(2)),
     " of 1 for cookable; recipes by people have about 0.7",
   );
-  parts.asked.replaceChildren(
-    ...asked.map((food) => mark(food, missed.includes(food) ? MISSED : unlisted.includes(food) ? UNLISTED : USED)),
+  parts.requested.replaceChildren(
+    ...requested.map((food) => mark(food, stateOf(food))),
     ...avoided.map((food) => mark(food, AVOIDED)),
   );
   say(parts.hint, hint);
@@ -71,18 +75,18 @@ function mark(food, [className, sign, meaning]) {
   return element("li", { className }, symbol, ` ${food} `, element("small", {}, meaning));
 }
 
-/** Show the class of each task: the model's with its probability, else the one rules give. */
+/** Show the class of each task, with its probability if the model chose it. */
 export function showClasses(list, { classes }) {
   list.replaceChildren(
     ...classes.map(({ task, answer, probabilities }) => {
-      const sure = probabilities ? percent.format(probabilities[answer]) : "by rule";
+      const origin = probabilities ? percent.format(probabilities[answer]) : "by rule";
       const others = Object.entries(probabilities ?? {}).map(([name, share]) => `${name} ${percent.format(share)}`);
-      const title = others.join(", ") || "Worked out from the ingredients and steps, not by the model";
+      const title = others.join(", ") || "Computed from the ingredients and steps, not by the model";
       return element(
         "div",
         { title },
         element("dt", {}, task),
-        element("dd", {}, answer, " ", element("small", {}, sure)),
+        element("dd", {}, answer, " ", element("small", {}, origin)),
       );
     }),
   );

@@ -1,4 +1,4 @@
-// A field of several short entries, each a chip with a button that takes it away.
+// A field for several short entries. Each entry is a chip with a button that removes it.
 
 import { element } from "./dom.js";
 
@@ -9,14 +9,14 @@ export class Chips {
   constructor(field) {
     this.#list = field.querySelector("ul");
     this.#input = field.querySelector("input");
-    this.#input.addEventListener("keydown", (event) => this.#typed(event));
-    this.#input.addEventListener("input", () => this.#input.value.includes(",") && this.#take());
-    this.#input.addEventListener("blur", () => this.#take());
+    this.#input.addEventListener("keydown", (event) => this.#onKey(event));
+    this.#input.addEventListener("input", () => this.#input.value.includes(",") && this.#addTyped());
+    this.#input.addEventListener("blur", () => this.#addTyped());
   }
 
-  /** The entries, with what is typed and not yet a chip. */
+  /** The entries, including text that is not a chip yet. */
   get values() {
-    this.#take();
+    this.#addTyped();
     return [...this.#list.children].map((chip) => chip.dataset.value);
   }
 
@@ -25,16 +25,16 @@ export class Chips {
     values.forEach((value) => this.#add(value));
   }
 
-  #typed(event) {
+  #onKey(event) {
     if (event.key === "Enter" && this.#input.value.trim()) {
-      event.preventDefault(); // the next Enter sends the form
-      this.#take();
+      event.preventDefault(); // the next Enter submits the form
+      this.#addTyped();
     } else if (event.key === "Backspace" && !this.#input.value) {
       this.#list.lastElementChild?.remove();
     }
   }
 
-  #take() {
+  #addTyped() {
     this.#input.value.split(",").forEach((value) => this.#add(value.trim()));
     this.#input.value = "";
   }

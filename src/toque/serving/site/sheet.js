@@ -1,18 +1,18 @@
-// One recipe on the page: its text as it arrives, and then what can be said of it.
+// A recipe on the page: its text while it is written, and then its scores and shopping list.
 
 import { copy, copyOf, say, setItems } from "./dom.js";
-import { plainText, partsOf } from "./recipe_text.js";
+import { partsOf, plainText } from "./recipe_text.js";
 import { ShoppingList } from "./shopping_list.js";
 import { showClasses, showVerdict } from "./verdict.js";
 
-const CUT = "The text reached the longest length this model was trained on, and may end early.";
+const CUT = "The text reached the maximum length of the model, so it may be incomplete.";
 
 export class Sheet {
   text = "";
   #parts;
   #list;
 
-  /** @param {{template, title, model, request, onAgain}} what */
+  /** @param {{template, title, model, request, onAgain}} options */
   constructor({ template, title, model, request, onAgain }) {
     const { root, parts } = copyOf(template);
     this.root = root;
@@ -23,29 +23,29 @@ export class Sheet {
     say(parts.by, model);
     root.setAttribute("aria-label", `${title}, by ${model}`);
     this.#list = new ShoppingList(parts, { title, servings: request.servings });
-    this.#on("copy", (button) => this.#copied(button, plainText(title, this.text)));
-    this.#on("copy-list", (button) => this.#copied(button, this.#list.text));
+    this.#on("copy", (button) => this.#copy(button, plainText(title, this.text)));
+    this.#on("copy-list", (button) => this.#copy(button, this.#list.text));
     this.#on("print", () => window.print());
     this.#on("again", () => onAgain());
   }
 
-  /** Begin a text from nothing. */
-  restart(said) {
+  /** Remove the text, and show a message until the next text arrives. */
+  restart(message) {
     this.text = "";
     this.#show();
-    say(this.#parts.waiting, said);
+    say(this.#parts.waiting, message);
     say(this.#parts.notice, "");
     this.root.setAttribute("aria-busy", "true");
   }
 
-  /** Add what has arrived. */
+  /** Add new text. */
   append(text) {
     this.text += text;
     this.#parts.waiting.hidden = true;
     this.#show();
   }
 
-  /** The text has ended, whole or not. */
+  /** End the text. It may be incomplete. */
   end({ reason = "stop", tokens = 0, seconds = 0 } = {}) {
     this.root.setAttribute("aria-busy", "false");
     this.#parts.waiting.hidden = true;
@@ -54,22 +54,22 @@ export class Sheet {
     if (reason === "length") this.notice(CUT);
   }
 
-  /** A sentence about this recipe, above it. */
+  /** Show a message above the recipe. */
   notice(text) {
     say(this.#parts.notice, text);
   }
 
-  /** Fill in scores, classes, when they come, and the list. */
-  async judge(verdict, classes) {
+  /** Show the scores and the shopping list, and the classes when they arrive. */
+  async showScores(verdict, classes) {
     this.#parts.after.hidden = false;
     showVerdict(this.#parts, verdict);
     await Promise.all([
       classes.then((found) => showClasses(this.#parts.classes, found)),
-      this.#list.open(this.text, verdict.asked),
+      this.#list.open(this.text, verdict.requested),
     ]);
   }
 
-  /** What is said of the recipe when it is done. */
+  /** A sentence about the finished recipe for screen readers. */
   get summary() {
     const { ingredients, steps } = partsOf(this.text);
     return `${this.title} by ${this.model}: ${ingredients.length} ingredients, ${steps.length} steps.`;
@@ -89,10 +89,10 @@ export class Sheet {
     button.addEventListener("click", () => act(button));
   }
 
-  async #copied(button, text) {
-    const before = button.textContent;
+  async #copy(button, text) {
+    const label = button.textContent;
     await copy(text);
     button.textContent = "Copied";
-    setTimeout(() => (button.textContent = before), 1600);
+    setTimeout(() => (button.textContent = label), 1600);
   }
 }

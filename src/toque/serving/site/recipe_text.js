@@ -1,4 +1,4 @@
-// A recipe's text, whole or half written, as its parts.
+// Parts of a recipe's text, which may be incomplete.
 
 const SECTIONS = {
   ingredients: "ingredients",
@@ -9,10 +9,10 @@ const SECTIONS = {
   method: "steps",
 };
 const BULLET = /^\s*(?:[-*•–]\s*)+/;
-const UNFINISHED = /^\s*\d{0,3}$/; // perhaps a step's number
+const UNFINISHED = /^\s*\d{0,3}$/; // may become the number of a step
 const NUMBER = /^\s*\d{1,3}\s*[.):](?!\d)\s*/;
 
-/** {ingredients, steps, loose}: lines of each, and what is neither. */
+/** Divide a text into the lines of {ingredients, steps, loose}. */
 export function partsOf(text) {
   const parts = { ingredients: [], steps: [], loose: [] };
   let section = "loose";
@@ -26,7 +26,7 @@ export function partsOf(text) {
     }
     const item = line.replace(BULLET, "").replace(NUMBER, "").trim();
     if (section !== "loose") parts[section].push(item);
-    else if (BULLET.test(line)) parts.ingredients.push(item); // its heading is missing
+    else if (BULLET.test(line)) parts.ingredients.push(item); // without a heading
     else if (NUMBER.test(line)) parts.steps.push(item);
     else parts.loose.push(line.trim());
   }
@@ -36,13 +36,13 @@ export function partsOf(text) {
 
 const bare = (line) => line.replace(/[\s#*_=:]+/g, " ").trim().toLowerCase();
 
-/** Whether the last line may turn out a heading or a number, which would take back what it shows. */
+/** Check whether the last line may become a heading or a number. It is not shown until then. */
 function mayBecomeMore(line) {
   const begun = bare(line);
   return UNFINISHED.test(line) || Object.keys(SECTIONS).some((name) => name !== begun && name.startsWith(begun));
 }
 
-/** The recipe for other programs and people: as written, under its title. */
+/** The recipe as plain text, with its title. */
 export function plainText(title, text) {
   return `${title}\n\n${text.trim()}\n`;
 }

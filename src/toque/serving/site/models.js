@@ -1,0 +1,24 @@
+// The models of the server, for the views that generate texts.
+
+import { at, say } from "./dom.js";
+import { ask } from "./requests.js";
+
+/** Fetch the models and fill the two choices. `preferred` is the name of the model to choose first. */
+export async function loadModels(preferred = "") {
+  const { models } = await ask("api/models");
+  const names = models.map(({ name }) => name);
+  at("model").replaceChildren(...names.map((name) => new Option(name)));
+  if (names.includes(preferred)) at("model").value = preferred;
+  at("second").replaceChildren(new Option("none", ""), ...names.map((name) => new Option(name)));
+  at("second-field").hidden = names.length < 2;
+  say(at("served"), names.length === 1 ? `with ${names[0]}` : `with ${names.length} models`);
+  return models;
+}
+
+/** The names of the chosen models, one or two. */
+export function chosenModels() {
+  return [...new Set([at("model").value, at("second").value].filter(Boolean))];
+}
+
+/** A random seed, so that the same request gives another text. */
+export const randomSeed = () => Math.floor(Math.random() * 2 ** 31);
