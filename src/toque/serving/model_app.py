@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.requests import Request
@@ -39,6 +39,22 @@ def build_model_app(
     limits = limits or Limits()
     batcher = Batcher(models, rows=limits.rows, queue=limits.queue, precision=precision)
 
+    writes_recipes = any(served.record.knows_recipes for served in models.values())
+    view = "use" if writes_recipes else "talk"
+    return build_app(
+        [model_part(models, batcher, limits, views=[view])],
+        token=token,
+        hosts=hosts,
+        max_requests=limits.connections,
+        counts=batcher.metrics,
+    )
+
+
+def model_part(
+    models: ServedModels, batcher: Batcher, limits: Limits, *, views: Sequence[str]
+) -> Part:
+    """Build the part of the application that generates texts. It runs the batch."""
+
     @asynccontextmanager
     async def run_batch() -> AsyncIterator[None]:
         batcher.start()
@@ -47,25 +63,14 @@ def build_model_app(
         finally:
             batcher.close()
 
-    writes_recipes = any(served.record.knows_recipes for served in models.values())
-    part = Part(
-        views=["use"] if writes_recipes else ["talk"],
-        routes=[
-            *protocol_routes(models, batcher, limits),
-            *page_routes(models, batcher, limits),
-        ],
-        run=run_batch,
-    )
-    return build_app(
-        [part],
-        token=token,
-        hosts=hosts,
-        max_requests=limits.connections,
-        counts=batcher.metrics,
-    )
+    routes = [
+        *_protocol_routes(models, batcher, limits),
+        *page_routes(models, batcher, limits),
+    ]
+    return Part(views=views, routes=routes, run=run_batch)
 
 
-def protocol_routes(
+def _protocol_routes(
     models: ServedModels, batcher: Batcher, limits: Limits
 ) -> list[Route]:
     """Build the routes of OpenAI's protocol and of the metrics."""

@@ -130,6 +130,12 @@ class Watcher:
                 return self._view_runs(shown, plotted, states), version
             return self._view_without_runs(), version
 
+    def records(self) -> Mapping[str, RunRecord]:
+        """Return the current records of the runs by name. Another thread may refresh them."""
+        self._refresh()
+        with self._lock:
+            return dict(self._runs)
+
     def _view_without_runs(self) -> View:
         address = self._finder.address
         text = self._error

@@ -1,6 +1,6 @@
 // Writing of a recipe on a sheet. A recipe with an unwanted ingredient is written again.
 
-import { randomSeed } from "./models.js";
+import { openModel, randomSeed } from "./models.js";
 import { ask, write } from "./requests.js";
 
 const MAX_ATTEMPTS = 3;
@@ -10,6 +10,7 @@ export const titleOf = ({ style, dish }) => [style, dish].filter(Boolean).join("
 
 /** Write the requested recipe with the model of the sheet, and score it. */
 export async function compose(sheet, request, signal) {
+  await openModel(sheet.model, signal);
   const prompt = await promptFor(sheet, request, signal);
   const attempts = request.temperature > 0 && request.avoid.length ? MAX_ATTEMPTS : 1;
   for (let attempt = 1; ; attempt++) {
@@ -29,6 +30,7 @@ export async function compose(sheet, request, signal) {
 export async function recall(sheet, request, text) {
   sheet.append(text);
   sheet.end();
+  await openModel(sheet.model);
   await score(sheet, request, await promptFor(sheet, request));
 }
 

@@ -15,6 +15,14 @@ export async function loadModels(preferred = "") {
   return models;
 }
 
+/** The view for a model that was trained on texts of a form. */
+export const viewFor = (form) => (form === "recipes" ? "use" : "talk");
+
+/** Ask a studio to read a model, if it has not yet. Other servers have read theirs at the start. */
+export async function openModel(model, signal) {
+  if (document.body.dataset.views.includes("home")) await ask("api/open", { model }, signal);
+}
+
 /** The names of the chosen models, one or two. */
 export function chosenModels() {
   return [...new Set([at("model").value, at("second").value].filter(Boolean))];

@@ -1,5 +1,6 @@
 // The live view of runs: requests the changes from the server, and updates the page.
 
+import { Controls } from "./controls.js";
 import { at, say } from "./dom.js";
 import { morph } from "./morph.js";
 import { failureOf } from "./requests.js";
@@ -9,7 +10,11 @@ const RETRY_MS = 2000; // pause after a failed request
 /** Open the view for the run in `names`, or for the first run. Return a function that stops it. */
 export function open({ names, query }) {
   const view = new LiveView(names.join("/"), query.getAll("over"));
-  return () => view.stop();
+  const controls = names.length ? new Controls(names.join("/")) : null;
+  return () => {
+    view.stop();
+    controls?.stop();
+  };
 }
 
 class LiveView {

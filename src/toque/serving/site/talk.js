@@ -1,7 +1,7 @@
 // The conversation view: one or two models answer. The tab stores the conversation until it is closed.
 
 import { at, button, element, say } from "./dom.js";
-import { chosenModels, loadModels, randomSeed } from "./models.js";
+import { chosenModels, loadModels, openModel, randomSeed } from "./models.js";
 import { Failure, write } from "./requests.js";
 
 const HINTS = {
@@ -141,6 +141,7 @@ async function reply(model, place, before, turn) {
   const request = { model, messages, seed: randomSeed(), temperature: Number(at("temperature").value) };
   const start = performance.now();
   try {
+    await openModel(model, writing.signal);
     for await (const piece of write(request, writing.signal, "v1/chat/completions")) {
       if (piece.text) {
         turn.answers[model] = (turn.answers[model] ?? "") + piece.text;
