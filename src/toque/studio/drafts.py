@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from toque.config import load_text
+from toque.config import load_config, load_text
 from toque.config.json_schema import SCHEMA_FILE, schema_text
 from toque.errors import ConfigError, ToqueError
+from toque.runs.run_record import CONFIG
 from toque.serving.request_errors import RequestError
 from toque.sources.layouts import RefusedFileError
 from toque.storage.atomic import atomic_write
@@ -209,14 +211,15 @@ def write_config(workplace: Workplace, name: str, text: str) -> tuple[str, str]:
     except ToqueError as error:
         raise RequestError(422, describe_error(error)) from error
     name = workplace.new_run(name)
-    run = config.run_dir
-    if (workplace.folder / run).exists():
+    folder = (workplace.folder / config.run_dir).resolve()
+    if not folder.is_relative_to(workplace.folder) or folder == workplace.folder:
+        raise RequestError(422, "run_dir must be a folder inside the studio's folder.")
+    run = workplace.name_of(folder)
+    if folder.exists():
         raise RequestError(
             409,
             f"{run} already exists. Choose another name for run_dir under Advanced.",
         )
-    if not (workplace.folder / run).resolve().is_relative_to(workplace.folder):
-        raise RequestError(422, "run_dir must be a folder inside the studio's folder.")
     try:
         atomic_write(workplace.folder / SCHEMA_FILE, schema_text().encode())
         atomic_write(workplace.folder / f"{name}.yaml", text.encode(), new=True)
@@ -225,6 +228,21 @@ def write_config(workplace: Workplace, name: str, text: str) -> tuple[str, str]:
             507, f"{name}.yaml cannot be written: {error.strerror}."
         ) from error
     return f"{name}.yaml", run
+
+
+def config_of_run(workplace: Workplace, run: str) -> str:
+    """Return the configuration that started a run, or its copy in the run folder.
+
+    Raises:
+        RequestError: The run does not exist.
+    """
+    folder = workplace.path(run)
+    file = workplace.folder / f"{folder.name}.yaml"
+    with suppress(ToqueError):
+        config = load_config(file).config
+        if (workplace.folder / config.run_dir).resolve() == folder.resolve():
+            return file.name
+    return workplace.name_of(workplace.path(f"{run}/{CONFIG}"))
 
 
 def describe_error(error: ToqueError) -> str:

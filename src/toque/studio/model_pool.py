@@ -16,9 +16,9 @@ from toque.reporter import size_text
 from toque.serving.batcher import Batcher, ServedModels
 from toque.serving.request_errors import RequestError
 from toque.sources.documents import blank_text
+from toque.studio.records import record_of
 from toque.studio.workplace import Workplace
 from toque.workflows.inference.open_served import open_models
-from toque.workflows.trained_model.training_record import read_record
 
 _MAX_OPEN: Final = 2
 """Maximum number of open models: two are compared side by side."""
@@ -107,9 +107,8 @@ def describe_models(workplace: Workplace, names: Sequence[str]) -> list[dict[str
     """
     described = []
     for name in names:
-        try:
-            record = read_record(workplace.path(name))
-        except (ToqueError, RequestError):  # removed meanwhile, or damaged
+        record = record_of(workplace.folder / name)
+        if record is None:  # removed meanwhile, or damaged
             continue
         tasks = [
             {"name": task.name, "prompt": blank_text(task.prompt)}

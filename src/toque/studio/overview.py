@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 import psutil
 
-from toque.errors import ToqueError
 from toque.hardware.processor import usable_cores
 from toque.reports.svg_charts import draw_spark
 from toque.runs.metric_names import REWARD, metric_named
 from toque.runs.run_record import CONFIG, RunRecord
 from toque.runs.run_state import state_of
 from toque.studio.jobs import Job
+from toque.studio.records import record_of
 from toque.studio.workplace import Workplace
-from toque.workflows.trained_model.training_record import read_record
 
 _SOURCE: Final = re.compile(r"(?m)^  - path: (.+?)(?:  #.*)?$")
 """Line of a source in the configuration of a run. Untrusted YAML is not parsed."""
@@ -203,9 +201,8 @@ def _form_of(run: RunRecord) -> str:
     """Return the kind of the training data, or "" if it is not known yet."""
     folder = run.place.folder
     assert folder is not None, "the runs of a studio are in its folder"
-    with suppress(ToqueError):
-        return read_record(folder).form
-    return ""
+    record = record_of(folder)
+    return "" if record is None else record.form
 
 
 @cache

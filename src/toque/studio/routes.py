@@ -223,14 +223,13 @@ class Studio:
 
     async def _continue(self, request: _ContinueRequest) -> None:
         def add() -> None:
-            config = self._workplace.path(f"{request.run}/config.yaml")
-            command = ["train", self._workplace.name_of(config)]
+            command = ["train", drafts.config_of_run(self._workplace, request.run)]
             if request.time:
                 try:
                     length = Duration.parse(request.time)
                 except ConfigError as error:
                     raise RequestError(422, str(error), param="time") from error
-                command.append(f"train.stop_after={length}")
+                command += [f"train.stop_after={length}", "train.time_limit=null"]
             self._jobs.add(request.run, command)
 
         await run_in_threadpool(add)

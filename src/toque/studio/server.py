@@ -14,7 +14,7 @@ from typing import Final
 
 from toque.errors import ConfigError, needing
 from toque.reporter import SILENT, Reporter
-from toque.runs.places import RunFinder
+from toque.runs.places import RunFinder, is_run
 
 _WATCH_SECONDS: Final = 1.0
 """Seconds between two reads of the runs."""
@@ -96,6 +96,10 @@ def _refuse_folder(folder: Path) -> None:
         raise ConfigError(
             f"{folder} is not a folder. Create it, or start the studio in the folder with your "
             "files."
+        )
+    if is_run(folder):
+        raise ConfigError(
+            f"{folder} is a run. Start the studio in the folder that contains your runs and files."
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(

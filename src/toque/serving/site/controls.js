@@ -56,7 +56,8 @@ export class Controls {
       else act("Continue", () => this.#send("api/continue", { run: this.name }));
     }
     if (run.is_finished) {
-      link("Begin again from it", `#/new?base=${encodeURIComponent(this.name)}`);
+      const query = new URLSearchParams([["base", this.name], ...run.sources.map((file) => ["file", file])]);
+      link("Begin again from it", `#/new?${query}`);
       act("Share", () => openShare(this.name));
     }
     if (run.job && !isActive) {

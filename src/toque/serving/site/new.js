@@ -72,6 +72,8 @@ async function prepare(base) {
       new Option("a new model", ""),
       ...models.map(({ name }) => new Option(name, name, false, name === base)),
     );
+    const known = new Set(list.files.map(({ name }) => name));
+    files = new Set([...files].filter((name) => known.has(name)));
     showFiles(list.files);
   } catch (failure) {
     report(failure);
