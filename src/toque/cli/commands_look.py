@@ -109,6 +109,7 @@ def studio(
     host: str = "127.0.0.1",
     port: int = 8000,
     token: Annotated[str | None, Parameter(env_var="TOQUE_TOKEN")] = None,
+    no_browser: bool = False,
 ) -> None:
     """Train, watch and use models of a folder on a web page.
 
@@ -120,10 +121,18 @@ def studio(
         port: the port to listen on. If it is in use, the next free port is used.
         token: secret of the page. Default: a random one, which the printed address contains.
             Prefer the environment variable TOQUE_TOKEN, because `ps` shows flags.
+        no_browser: do not open the page in the browser.
     """
     from toque.studio.server import run_studio
 
-    run_studio(folder, host=host, port=port, token=token, reporter=ConsoleReporter())
+    run_studio(
+        folder,
+        host=host,
+        port=port,
+        token=token,
+        browser=not no_browser,
+        reporter=ConsoleReporter(),
+    )
 
 
 def watch(

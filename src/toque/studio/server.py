@@ -7,6 +7,8 @@ import fcntl
 import os
 import secrets
 import socket
+import sys
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,10 +16,8 @@ from typing import Final
 
 from toque.errors import ConfigError, needing
 from toque.reporter import SILENT, Reporter
-from toque.runs.places import RunFinder, is_run
+from toque.runs.places import is_run
 
-_WATCH_SECONDS: Final = 1.0
-"""Seconds between two reads of the runs."""
 _MAX_PORTS: Final = 20
 """Number of ports that are tried, from the requested one on."""
 
@@ -28,6 +28,7 @@ def run_studio(
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
+    browser: bool = True,
     reporter: Reporter = SILENT,
 ) -> None:
     """Serve the studio of a folder until SIGTERM or Ctrl-C. Training continues after that.
@@ -37,6 +38,7 @@ def run_studio(
         host: Address to listen on.
         port: Port to listen on. If it is in use, the next free port is used.
         token: Token of the server. None means a random one, which the printed address has.
+        browser: Open the page in the browser of this machine, if it has a desktop.
         reporter: Receives the address of the page.
 
     Raises:
@@ -55,39 +57,26 @@ def run_studio(
     state.mkdir(exist_ok=True)
     with _only_studio(state, folder), _open_free_port(host, port, reporter) as sock:
         with reporter.working("loading torch"):
-            from toque.serving.application import build_app
-            from toque.serving.batcher import Batcher, ServedModels
-            from toque.serving.model_app import model_part
-            from toque.serving.watch_app import Watcher, watch_part
-            from toque.studio.jobs import Jobs
-            from toque.studio.model_pool import ModelPool
-            from toque.studio.routes import Studio
-            from toque.studio.workplace import Workplace
+            from toque.studio.application import build_studio
         limits = Limits()
-        models = ServedModels([])
-        batcher = Batcher(models, rows=limits.rows, queue=limits.queue)
-        workplace = Workplace(folder)
-        watcher = Watcher(RunFinder(folder), every=_WATCH_SECONDS)
-        pool = ModelPool(workplace, models, batcher)
-        app = build_app(
-            # The routes of the first part take precedence.
-            [
-                Studio(workplace, watcher, pool, Jobs(folder, state)).part(),
-                watch_part(watcher),
-                model_part(models, batcher, limits, views=["use", "talk"]),
-            ],
-            token=token,
-            hosts=hosts,
-            max_requests=limits.connections,
-            counts=batcher.metrics,
-        )
-        reporter.line(f"{url_of(host, sock)}/?token={token}")
+        app = build_studio(folder, token=token, hosts=hosts, limits=limits)
+        address = f"{url_of(host, sock)}/?token={token}"
+        reporter.line(address)
         reporter.notice(
             f"This address opens the studio of {folder}. Ctrl-C stops the page. Training continues."
         )
+        if browser and _has_desktop():
+            webbrowser.open(address)
         with suppress(KeyboardInterrupt):
             Server(app, limits).run(sockets=[sock])
     reporter.notice("Stopped. A run that is training continues.")
+
+
+def _has_desktop() -> bool:
+    """Check whether this machine has a desktop. A text browser would take over the terminal."""
+    if sys.platform == "darwin":
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _refuse_folder(folder: Path) -> None:
