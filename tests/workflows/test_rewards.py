@@ -91,6 +91,10 @@ def begun(request: pytest.FixtureRequest, tmp_path_factory: Any) -> toque.RunCon
     )
 
 
+one_family = pytest.mark.parametrize("begun", ["llama"], indirect=True)
+"""For tests of messages and settings, which do not depend on the family."""
+
+
 @pytest.fixture(autouse=True)
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kitchen_rewards.py").write_text(MODULE)
@@ -196,6 +200,7 @@ def test_penalty_measures_the_divergence(begun):
     assert divergences[-1] > 0.0
 
 
+@one_family
 def test_constant_reward_changes_nothing_and_says_so(begun):
     constant = {"rewards": {"kitchen_rewards:constant": 1.0}, "samples": 2}
     length = {"stop_after": "11 steps", "batch": "2 examples"}
@@ -209,6 +214,7 @@ def test_constant_reward_changes_nothing_and_says_so(begun):
     )
 
 
+@one_family
 def test_best_and_worst_text_of_an_update_are_samples(begun):
     length = {"stop_after": "4 steps", "evaluate_every": "2 steps"}
     run = train(begun, "shown", train=length)
@@ -220,6 +226,7 @@ def test_best_and_worst_text_of_an_update_are_samples(begun):
         assert sample["metrics"]["reward"] == float(word in sample["text"].split())
 
 
+@one_family
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -244,11 +251,13 @@ def test_bad_rewards_name_their_prompt(begun, name, message):
     assert name == "missing" or "Prompt: 'Say " in str(caught.value)
 
 
+@one_family
 def test_unknown_score_is_refused_before_training(begun):
     with pytest.raises(ConfigError, match="recipe_scor, which is not a score"):
         train(begun, "unknown", objective={"rewards": {"recipe_scor": 1.0}})
 
 
+@one_family
 def test_reward_of_a_run_folder_is_not_imported(begun, capsys):
     run = train(begun, "theirs")
     (run / "end.json").unlink(missing_ok=True)
@@ -257,6 +266,7 @@ def test_reward_of_a_run_folder_is_not_imported(begun, capsys):
     assert "kitchen_rewards:has_word (objective.rewards" in error
 
 
+@one_family
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -277,6 +287,7 @@ def test_rewards_are_needed():
         toque.configure(usual, objective={"kind": "grpo"})
 
 
+@one_family
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
@@ -296,6 +307,7 @@ def test_other_reward_cannot_continue_a_run(begun, rewards, message):
     assert sha256_of(run / "metrics.jsonl") == before
 
 
+@one_family
 def test_cut_prompts_are_counted_once(begun):
     folder = Path(begun.run_dir).parent
     data = begun.data.model_dump(mode="json")

@@ -106,7 +106,7 @@ def test_killed_and_continued_from_the_bucket_to_the_same_bits(s3_service, kitch
     assert whole.wait() == 0, (kitchen / "whole.log").read_text()[-4000:]
     log = (kitchen / "whole.log").read_text()
     assert "max_files is 5, so the first 5 of its 7 files by name are read." in log
-    assert "bits_per_byte" in log
+    assert "bits per byte" in log
     manifest = read_manifest(kitchen / "whole" / "store")
     names = [f"s3://pantry/corpus/year-{n // 3}/part/{n:05}.npz" for n in range(5)]
     assert [entry.path for entry in manifest.sources] == names
