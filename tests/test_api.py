@@ -371,7 +371,7 @@ def test_what_forks_prints_nothing(verb, kitchen):
         )
     )
     # In a process of its own: one that has computed must not be forked.
-    code = "import toque.workflows.ablate as p; p.IMPROVEMENTS = p.IMPROVEMENTS[1:2]\n"
+    code = "import toque.workflows.improvements as p; p.IMPROVEMENTS = p.IMPROVEMENTS[1:2]\n"
     done = python("-c", f"{code}{FORKED}", verb, cwd=kitchen)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -78,7 +78,7 @@ def test_a_recipe_is_written_scaled_and_kept(opened):
     ask(page)
     finished(page)
     lengths = page.evaluate("window.lengths")
-    assert len(set(lengths)) > 5, "the text came at once"
+    assert len(set(lengths)) > 2, "the text came at once"
     assert lengths == sorted(lengths)
     lines = TEXT.splitlines()
     assert texts(page, ".ingredients li") == [

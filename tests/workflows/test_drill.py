@@ -176,7 +176,7 @@ def test_a_run_by_the_clock_with_an_optimizer_of_its_own_is_drilled() -> None:
     )
     done = toque(*words, "--trust-code")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "in the copies a second is a step: train.stop_after=" in done.stderr
+    assert "the copies count one step per second: train.stop_after=" in done.stderr
 
 
 WORDS = (
