@@ -274,7 +274,7 @@ def test_a_model_that_writes_no_recipes_is_talked_to(opened, talks, size):
 def test_a_conversation_begins_with_a_greeting_and_examples(opened, talks, size):
     page = opened(to=talks, size=size)
     soon(page.locator("#examples button")).to_have_count(3)
-    assert page.locator("#greeting h1").is_visible()
+    assert page.locator("#greeting h2").is_visible()
     look(page, f"talk-{size}-empty")
     end = "document.querySelector('form').getBoundingClientRect().bottom - innerHeight"
     assert abs(page.evaluate(end)) < 2
