@@ -202,7 +202,7 @@ class Jobs:
             self._save()
 
     def _record_end(self, job: Job) -> None:
-        """Remove a job whose process ended as intended. Otherwise, record its failure."""
+        """Remove a job if its process ended as intended. Otherwise, record its failure."""
         code = None
         if self._process is not None and self._process.pid == job.pid:
             code = self._process.returncode

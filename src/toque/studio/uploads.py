@@ -37,7 +37,7 @@ class Uploads:
         self._folder = workplace.state / "uploads"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._n_open = 0
-        for part in self._folder.iterdir():  # of a server that was killed
+        for part in self._folder.iterdir():  # uploads to a server that was killed
             part.unlink(missing_ok=True)
 
     async def receive(self, request: Request, name: str) -> Path:

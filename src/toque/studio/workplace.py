@@ -71,7 +71,7 @@ class Workplace:
             name: Name that a browser sent. Unsafe characters are replaced.
 
         Raises:
-            RequestError: The name is that of a program, which Python may import.
+            RequestError: The file is a program, which Python may import.
         """
         base = name.replace("\\", "/").rpartition("/")[2]
         if Path(base).suffix.lower() in _PROGRAMS:

@@ -100,7 +100,7 @@ class SurveyedSource:
     examples: tuple[tuple[str, str], ...] = ()
     """Prompt and text of the first examples."""
     languages: tuple[str, ...] = ()
-    """Languages of the first recipes, the most frequent first. Other texts have none."""
+    """Languages of the first recipes, the most frequent first. Empty for other texts."""
     sample: bytes = field(default=b"", repr=False)
     """Random sample of the texts, at most `SAMPLE_BYTES`."""
 
