@@ -20,6 +20,7 @@ LEVELS = (
     ("reports",),
     ("serving",),
     ("workflows",),
+    ("studio",),
     ("cli", "api"),
     ("__main__",),
 )

@@ -18,6 +18,7 @@ OTHER_PROGRAMS = {
     # Of whole commands, to paste.
     "workflows/final_model.py": {"--to"},
     "workflows/inference/pairs.py": {"--to", "--step"},
+    "studio/exports.py": {"--to", "--format"},  # of a command that the studio starts
     # nvidia-smi's, Docker's and pip's; and what the doctor calls this program with.
     "workflows/diagnosis/machine_checks.py": {
         "--query-gpu",

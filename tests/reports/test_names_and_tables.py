@@ -16,13 +16,13 @@ from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.evaluation.classification import class_scores
 from toque.evaluation.memorisation import Memorisation, SharedRun
-from toque.reports.page import STYLE
 from toque.reports.run_page import SECTIONS, build_run_page
 from toque.reports.score_tables import make_score_grids
 from toque.reports.store_page import build_store_page
 from toque.runs.history import METRICS
 from toque.runs.places import FolderPlace
 from toque.runs.run_record import RunRecord
+from toque.serving.static_files import SITE
 from toque.sources.records import Source
 
 N_OF = {"Italian": 30, "Mexican": 12, "Thai": 1}
@@ -204,7 +204,7 @@ def test_the_live_page_has_a_place_for_every_section(tmp_path: Path) -> None:
         for one in build_run_page(RunRecord(FolderPlace(tmp_path)), "run").sections
     ]
     assert names == list(SECTIONS)
-    live = (STYLE.parent.parent / "live" / "index.html").read_text()
+    live = (SITE / "runs.html").read_text()
     assert re.findall(r'<section id="([^"]+)"', live) == ["runs", *names]
 
 

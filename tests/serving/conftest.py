@@ -17,9 +17,9 @@ from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import write_adapter
 from toque.models.lora.frozen import base_sha256
 from toque.models.lora.layers import attach
-from toque.serving.application import build_app
 from toque.serving.batcher import ServedModel, ServedModels
 from toque.serving.gate import Limits
+from toque.serving.model_app import build_model_app
 from toque.serving.server import Server
 
 FAMILIES = ("gpt2", "t5")
@@ -93,7 +93,7 @@ def served_json(
 def running(models: ServedModels, **settings: object) -> Iterator[str]:
     """A real server on a free port, in a thread of its own; gives its address."""
     limits = Limits(**settings.pop("limits", {}))
-    server = Server(build_app(models, limits=limits, **settings), limits)
+    server = Server(build_model_app(models, limits=limits, **settings), limits)
     with in_a_thread(server, lambda: setattr(server, "should_exit", True)) as address:
         yield address
 

@@ -6,8 +6,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from serving.known_recipe import FOODS, TEXT, TITLE, served_models
-from toque.serving.application import build_app
-from toque.serving.static_files import PAGE as FOLDER
+from toque.serving.model_app import build_model_app
+from toque.serving.static_files import SITE as FOLDER
 
 TOKEN = secrets.token_hex()
 
@@ -15,7 +15,7 @@ TOKEN = secrets.token_hex()
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     with TestClient(
-        build_app(served_models(["soups", "other"], steps=0), token=TOKEN)
+        build_model_app(served_models(["soups", "other"], steps=0), token=TOKEN)
     ) as client:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield client
@@ -100,8 +100,8 @@ def test_scores_and_what_was_missed_and_not_avoided(client):
     prompt = f"Generate recipe for: {TITLE} using ingredients: {', '.join(FOODS)}"
     asked = {"prompt": prompt, "text": TEXT, "avoid": ["carrot", "peanuts"]}
     found = client.post("/api/score", json=asked).json()
-    assert found["asked"] == ["lentils", "saffron"]
-    assert found["missed"] == ["saffron"]
+    assert found["requested"] == ["lentils", "saffron"]
+    assert found["missing"] == ["saffron"]
     assert found["avoided"] == ["carrot"]
     assert found["scores"]["ingredient_coverage"] == 0.5
     assert found["hint"] == ""
@@ -113,8 +113,13 @@ def test_an_ingredient_that_only_the_steps_name_is_not_listed_and_is_bought(clie
         f"Generate recipe for: {TITLE} using ingredients: lentils, lemon juice, saffron"
     )
     judged = client.post("/api/score", json={"prompt": prompt, "text": text}).json()
-    assert (judged["missed"], judged["unlisted"]) == (["saffron"], ["lemon juice"])
-    purchase = {"title": TITLE, "text": text, "servings": 2, "asked": judged["asked"]}
+    assert (judged["missing"], judged["unlisted"]) == (["saffron"], ["lemon juice"])
+    purchase = {
+        "title": TITLE,
+        "text": text,
+        "servings": 2,
+        "requested": judged["requested"],
+    }
     items = client.post("/api/shopping-list", json=purchase).json()["items"]
     assert items[-1] == {
         "food": "lemon juice",
@@ -128,8 +133,8 @@ def test_a_text_that_is_no_recipe_has_no_scores(client):
     answer = client.post("/api/score", json={"prompt": "Once", "text": "upon a time"})
     assert answer.json() == {
         "scores": {},
-        "asked": [],
-        "missed": [],
+        "requested": [],
+        "missing": [],
         "unlisted": [],
         "avoided": [],
         "hint": "",

@@ -80,7 +80,7 @@ def test_new_figures_come_by_themselves_and_nothing_else_does(runs, showing):
         reader = Reader(address)
         first = reader.next()
         assert set(first["parts"]) >= {"head", "loss", "course"}
-        assert first["said"] == "one: Running, at step 2."
+        assert first["state"] == "one: Running, at step 2."
         assert first["title"] == "1.0000 · step 2 · one"
         assert "Learning rate" in reader.parts["course"]
         assert (
@@ -88,7 +88,7 @@ def test_new_figures_come_by_themselves_and_nothing_else_does(runs, showing):
         )  # no event has a number of it
         run.step(3, loss=0.25)
         second = reader.next()
-        assert (second["title"], second["said"]) == (
+        assert (second["title"], second["state"]) == (
             "0.2500 · step 3 · one",
             "one: Running, at step 3.",
         )
@@ -97,7 +97,7 @@ def test_new_figures_come_by_themselves_and_nothing_else_does(runs, showing):
         assert set(reader.next()["parts"]) == {"texts"}
         assert "Boil &lt;b&gt;water" in reader.parts["texts"]
         run.end(3)
-        assert reader.next()["said"] == "one: Finished, at step 3."
+        assert reader.next()["state"] == "one: Finished, at step 3."
 
 
 def test_several_runs_over_each_other_and_one_in_full(runs, showing):
@@ -136,9 +136,9 @@ def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
         address, _, rest = watching.stdout.readline().partition(" ")
         assert rest == "shows runs.\n"
         reader = Reader(address)
-        assert "runs does not contain a run yet" in str(reader.next()["said"])
+        assert "runs does not contain a run yet" in str(reader.next()["state"])
         WrittenRun(tmp_path / "runs" / "new" / "deep").step(1)
-        assert str(reader.next()["said"]).startswith("new/deep: Running")
+        assert str(reader.next()["state"]).startswith("new/deep: Running")
     finally:
         watching.terminate()
         told = watching.communicate()[1]

@@ -100,7 +100,7 @@ def test_the_page_follows_a_run_and_says_that_it_was_killed(opened, training, sh
         soon(page.locator("#state")).to_contain_text(
             f"Killed: process {process.pid} has ended"
         )
-        soon(page.locator("#said")).to_contain_text("Killed")
+        soon(page.locator("#status")).to_contain_text("Killed")
         soon(page.locator(".mark.killed")).to_have_text("killed")
         with (runs / "first" / "metrics.jsonl").open("a") as file:
             file.write('{"event": "step", "st')  # torn
@@ -144,7 +144,7 @@ def test_the_keyboard_chooses_runs_and_keeps_its_place(opened, two_runs, showing
         page = opened(address)
         page.wait_for_selector("#loss svg", state="attached")
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.textContent") == "To the curves"
+        assert page.evaluate("document.activeElement.textContent") == "To the content"
         button = page.locator("[data-show=more-dropout]")
         button.focus()
         page.keyboard.press("Enter")
@@ -166,4 +166,4 @@ def test_a_server_that_ended_is_said(opened, two_runs, showing):
     with showing(two_runs) as address:
         page = opened(address)
         page.wait_for_selector("#loss svg", state="attached")
-    soon(page.locator("#problem")).to_contain_text("Is `toque watch` still running?")
+    soon(page.locator("#problem")).to_contain_text("The server cannot be reached")

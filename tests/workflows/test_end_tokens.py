@@ -19,8 +19,8 @@ from toque.data.prepare.conversation_rows import UNENDED
 from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
 from toque.models.generation.options import GenerationOptions
-from toque.serving.application import build_app
 from toque.serving.gate import Limits
+from toque.serving.model_app import build_model_app
 from toque.serving.server import Server
 from toque.workflows.inference.open_model import open_model
 from toque.workflows.inference.open_served import open_models
@@ -112,7 +112,7 @@ def test_chat_and_the_server_stop_too(tmp_path):
     talk = open_talk(folder, system=None, device="cpu")
     assert talk.ask("Hi", GenerationOptions(max_new_tokens=20), on_text=str) == "Yes!"
     limits = Limits()
-    server = Server(build_app(open_models({"m": folder}), limits=limits), limits)
+    server = Server(build_model_app(open_models({"m": folder}), limits=limits), limits)
     with in_a_thread(server, lambda: setattr(server, "should_exit", True)) as address:
         asked = {"model": "m", "max_tokens": 20, "temperature": 0}
         for path, prompt in (

@@ -68,7 +68,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 
 _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
-    "Begin": (run.demo, data.init),
+    "Begin": (look.studio, run.demo, data.init),
     "From data to a model in use": (
         data.prepare, run.train, run.evaluate, run.generate, run.pairs, chat, run.serve,
         data.report, run.export,

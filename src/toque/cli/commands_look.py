@@ -102,6 +102,39 @@ def checkpoints(run: str, /, *, json: bool = False) -> None:
     print(dumps(steps.record(), indent=1) if json else steps)
 
 
+def studio(
+    folder: str = ".",
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: Annotated[str | None, Parameter(env_var="TOQUE_TOKEN")] = None,
+    no_browser: bool = False,
+) -> None:
+    """Train, watch and use models of a folder on a web page.
+
+    Training runs in processes of their own. They continue if the page or this command ends.
+
+    Args:
+        folder: the folder with your files, which also gets the runs. Default: this folder.
+        host: the address to listen on.
+        port: the port to listen on. If it is in use, the next free port is used.
+        token: secret of the page. Default: a random one, which the printed address contains.
+            Prefer the environment variable TOQUE_TOKEN, because `ps` shows flags.
+        no_browser: do not open the page in the browser.
+    """
+    from toque.studio.server import run_studio
+
+    run_studio(
+        folder,
+        host=host,
+        port=port,
+        token=token,
+        browser=not no_browser,
+        reporter=ConsoleReporter(),
+    )
+
+
 def watch(
     run_or_folder: str,
     /,

@@ -4,7 +4,13 @@
 """
 
 from toque.config.dump import config_sha256, resolved_yaml
-from toque.config.resolve import Resolved, load_config, presets, resolve_values
+from toque.config.resolve import (
+    Resolved,
+    load_config,
+    load_text,
+    presets,
+    resolve_values,
+)
 from toque.config.schema import FilesConfig, RunConfig, SourceConfig
 
 __all__ = [
@@ -14,6 +20,7 @@ __all__ = [
     "SourceConfig",
     "config_sha256",
     "load_config",
+    "load_text",
     "presets",
     "resolve_values",
     "resolved_yaml",

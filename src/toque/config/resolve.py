@@ -255,6 +255,16 @@ def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
     return _resolve(_Settings(Document(name, values)))
 
 
+def load_text(text: str, name: str) -> Resolved:
+    """Load a configuration from the text of a YAML file. `name` identifies it in messages.
+
+    Raises:
+        ConfigError: The text is not a valid configuration. The message starts with `name:LINE: `
+            if the error has a line.
+    """
+    return _resolve(_Settings(_parse(text, name)))
+
+
 def presets() -> dict[str, str]:
     """Return the names of the presets with their descriptions."""
     files = sorted(PRESETS.glob("*.yaml"))

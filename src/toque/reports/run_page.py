@@ -51,7 +51,7 @@ SECTIONS: Final = (
     "environment",
     "configuration",
 )
-"""Names of the sections, in order. `live/index.html` has an element for each section."""
+"""Names of the sections, in order. `runs.html` has an element for each section."""
 _MAX_PROMPTS: Final = 12
 _MAX_TEXTS: Final = 4
 _MAX_ROWS: Final = 40

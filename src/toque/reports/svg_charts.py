@@ -20,6 +20,8 @@ _BAR_HEIGHT = 22.0
 _BAR_GAP = 8.0
 _LETTER = 8.0
 """Approximate width of a letter in a label, in drawing units."""
+_SPARK = (160, 36)
+"""Width and height of a line without axes, in drawing units."""
 _X_LABEL_DISTANCE = 62.0
 """Minimum distance between two labels on the x axis, in drawing units."""
 _Y_LABEL_DISTANCE = 45.0
@@ -179,6 +181,19 @@ def draw_lines(
     if len(shown) == 1:
         return plot
     return plot + _legend([(one.name, one.style) for one in shown])
+
+
+def draw_spark(xs: Sequence[float], ys: Sequence[float | None]) -> str:
+    """Draw a small line without axes. The text next to it must say the same. Return "" for none."""
+    series = Series("", xs, ys)
+    values = _finite_values(series)
+    if len(values) < 2:
+        return ""
+    width, height = _SPARK
+    x = Scale(min(xs), max(xs), 1, width - 1)
+    y = Scale(min(values), max(values), height - 3, 3)
+    path = "".join(_draw_path(series, x, y))
+    return f'<svg class="spark" viewBox="0 0 {width} {height}" aria-hidden="true">{path}</svg>'
 
 
 def _y_scale(series: Sequence[Series], frame: Frame, *, from_zero: bool) -> Scale:

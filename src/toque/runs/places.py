@@ -206,7 +206,7 @@ def _runs_in_bucket(bucket: Bucket) -> dict[str, Place]:
 
 def _runs_in_folder(folder: Path) -> dict[str, Place]:
     """Find the runs in a local folder, by the path of their folder."""
-    if _is_run(folder):
+    if is_run(folder):
         return {folder.resolve().name: FolderPlace(folder)}
     run_folders = islice(_runs_below(folder, _DEPTH), _MAX_RUNS)
     return {
@@ -215,7 +215,8 @@ def _runs_in_folder(folder: Path) -> dict[str, Place]:
     }
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Check whether a folder is a run."""
     return (folder / METRICS).exists() or (folder / "checkpoints").is_dir()
 
 
@@ -232,7 +233,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
         with suppress(OSError):
             if not entry.is_dir(follow_symlinks=False):
                 continue
-            if _is_run(path):
+            if is_run(path):
                 yield path
             elif depth > 1:
                 yield from _runs_below(path, depth - 1)

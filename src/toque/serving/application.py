@@ -1,11 +1,18 @@
-"""Application of `toque serve`: the routes of OpenAI's protocol, health and metrics."""
+"""Application of Toque's servers: one web page with several views, and the routes of its parts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,61 +20,87 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from toque.models.generation.options import Precision
-from toque.serving.batcher import Batcher, ServedModels, internal_error
-from toque.serving.gate import Gate, Limits, read_body
-from toque.serving.page_routes import page_routes
-from toque.serving.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    TextRequest,
-    parse_request,
+from toque.serving.gate import Gate, Login
+from toque.serving.request_errors import (
+    RequestError,
+    answer_http_error,
+    error_response,
+    internal_error,
 )
-from toque.serving.reply import Reply
-from toque.serving.request_errors import RequestError, answer_http_error, error_response
+from toque.serving.static_files import site_routes
 
 _log = logging.getLogger("toque.serving")
 _CLIENT_GONE: Final = 499
 """nginx's status for a client that closed its connection."""
 
 
+class RequestCounts(Protocol):
+    """Receiver of the number of responses and of lost clients."""
+
+    def count_answer(self, path: str, status: int, /) -> None:
+        """Count a response."""
+
+    def count_lost_client(self) -> None:
+        """Count a client that disconnected before the end of its request."""
+
+
+class _NoCounts:
+    def count_answer(self, path: str, status: int, /) -> None: ...
+
+    def count_lost_client(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Part of the application: views of the page, and the routes that they need."""
+
+    views: Sequence[str]
+    """Names of the views, which are files in `site`."""
+    routes: Sequence[Route]
+    run: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    """Context of the part's work in the background, from startup to shutdown."""
+
+
 def build_app(
-    models: ServedModels,
+    parts: Sequence[Part],
     *,
-    limits: Limits | None = None,
-    token: str | None = None,
-    hosts: Collection[str] | None = None,
-    precision: Precision = "float32",
+    token: str | None,
+    hosts: Collection[str] | None,
+    max_requests: int,
+    counts: RequestCounts | None = None,
 ) -> Gate:
-    """Build the ASGI application of a server. Its batch runs from startup to shutdown.
+    """Build the ASGI application of a server.
 
     Args:
-        models: The served models.
-        limits: Limits on memory and time.
-        token: Token that requests must send; see `Gate`.
+        parts: Parts of the application. The first view of the first part is at the start.
+        token: Token of the server, or None; see `Login`.
         hosts: Allowed Host headers; see `Gate`.
-        precision: Precision of the matmuls.
+        max_requests: Maximum number of concurrent requests.
+        counts: Receiver of the numbers of responses by path.
     """
-    limits = limits or Limits()
-    batcher = Batcher(models, rows=limits.rows, queue=limits.queue, precision=precision)
+    counts = counts or _NoCounts()
+    login = Login(token)
+    views = list(chain.from_iterable(part.views for part in parts))
+    routes = [
+        *site_routes(views, login),
+        Route("/health", _answer_health),
+        *chain.from_iterable(part.routes for part in parts),
+    ]
 
     @asynccontextmanager
-    async def run_batch(_: Starlette) -> AsyncIterator[None]:
-        batcher.start()
-        try:
+    async def run_parts(_: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for part in parts:
+                await stack.enter_async_context(part.run())
             yield
-        finally:
-            batcher.close()
 
     async def count_disconnect(_: Request, _error: Exception) -> Response:
-        """Count a client that disconnected before the end of its request."""
-        batcher.metrics.gone.inc()
+        counts.count_lost_client()
         return Response(status_code=_CLIENT_GONE)
 
-    routes = [*_routes(models, batcher, limits), *page_routes(models, batcher, limits)]
     app = Starlette(
         routes=routes,
-        lifespan=run_batch,
+        lifespan=run_parts,
         exception_handlers={
             RequestError: _answer_error,
             HTTPException: answer_http_error,
@@ -77,51 +110,17 @@ def build_app(
     )
     return Gate(
         app,
-        token=token,
+        login=login,
         hosts=hosts,
         paths=[route.path for route in routes],
-        count=batcher.metrics.count_answer,
-        max_requests=limits.connections,
+        count=counts.count_answer,
+        max_requests=max_requests,
     )
 
 
-def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
-    """Build the routes of OpenAI's protocol, health and metrics."""
-
-    async def health(_: Request) -> Response:
-        # No details, because this route needs no token.
-        return JSONResponse({"status": "ok"})
-
-    async def metrics(_: Request) -> Response:
-        return Response(batcher.metrics.page(), media_type="text/plain; version=0.0.4")
-
-    async def list_models(_: Request) -> Response:
-        data = [served.description for served in models.values()]
-        return JSONResponse({"object": "list", "data": data})
-
-    async def describe_model(request: Request) -> Response:
-        return JSONResponse(models.get_model(request.path_params["name"]).description)
-
-    def text_route(path: str, kind: type[TextRequest]) -> Route:
-        async def answer(http_request: Request) -> Response:
-            request = parse_request(kind, await read_body(http_request, limits))
-            served = models.get_model(request.model)
-            prompts = await request.prompt_ids(served)
-            constraint = await request.compile_constraint(served)
-            return Reply(
-                batcher, served, prompts, request, limits, constraint=constraint
-            )
-
-        return Route(path, answer, methods=["POST"])
-
-    return [
-        Route("/health", health),
-        Route("/metrics", metrics),
-        Route("/v1/models", list_models),
-        Route("/v1/models/{name:path}", describe_model),
-        text_route("/v1/completions", CompletionRequest),
-        text_route("/v1/chat/completions", ChatRequest),
-    ]
+async def _answer_health(_: Request) -> Response:
+    # No details, because this route needs no token.
+    return JSONResponse({"status": "ok"})
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

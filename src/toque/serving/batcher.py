@@ -41,7 +41,7 @@ from toque.models.generation.packed_products import Packs, with_packed_products
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.frozen import computing
-from toque.serving.request_errors import RequestError
+from toque.serving.request_errors import RequestError, internal_error
 
 T = TypeVar("T")
 _log = logging.getLogger("toque.serving")
@@ -198,7 +198,8 @@ class Ticket:
 class Batcher:
     """Batch that generates the texts of all requests, from `start` to `close`.
 
-    The event loop calls the methods, except `read_prompt` and `run_between_steps`, which block.
+    The event loop calls the methods, except `read_prompt`, `run_between_steps`, `add` and `remove`,
+    which block.
 
     Args:
         models: The served models.
@@ -221,12 +222,10 @@ class Batcher:
         self.metrics = _Metrics(self)
         self._active_adapters: dict[PreTrainedModel, str | None] = {}
         self._models = models
-        self._packs: Packs = {}
+        self._packs: defaultdict[PreTrainedModel, Packs] = defaultdict(dict)
         self._rows: dict[str, LiveRows | None] = {}  # None after a failure
-        for name, served in models.items():
-            self._activate(served)
-            with computing(served.model):
-                self._rows[name] = self._new_rows(served)
+        for served in models.values():
+            self._add_rows(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
         # Orders without new tokens, which only request their prompt's log-probabilities.
         self._prompt_only: set[Order] = set()
@@ -321,8 +320,41 @@ class Batcher:
             self._activate(served)
             return work()
 
+        return self._call_between_steps(activate_and_work)
+
+    def add(self, served: ServedModel) -> None:
+        """Add a model to the served models. Block until the thread has prepared it."""
+
+        def add_between_steps() -> None:
+            self._add_rows(served)
+            self._models[served.name] = served
+
+        self._call_between_steps(add_between_steps)
+
+    def remove(self, name: str) -> None:
+        """Remove a model and free its memory. Its orders must have ended. Block until then."""
+
+        def remove_between_steps() -> None:
+            served = self._models.pop(name)
+            del self._rows[name]
+            is_shared = any(
+                other.model is served.model for other in self._models.values()
+            )
+            if not is_shared:
+                self._packs.pop(served.model, None)
+                self._active_adapters.pop(served.model, None)
+
+        self._call_between_steps(remove_between_steps)
+
+    def has_orders(self, name: str) -> bool:
+        """Check whether orders of a model are waiting or being generated."""
+        tickets = [*self._live.values(), *(ticket for _, ticket in self._waiting)]
+        return any(ticket.served.name == name for ticket in tickets)
+
+    def _call_between_steps(self, work: Callable[[], T]) -> T:
+        """Call `work` in the thread. Block until it returns."""
         self._must_end_round = True  # the thread would finish its round first
-        return self._thread.submit(activate_and_work).result()
+        return self._thread.submit(work).result()
 
     def _wake(self) -> None:
         """Start the next round, so that it takes the queue's changes into account."""
@@ -437,6 +469,12 @@ class Batcher:
             rows = self._rows[served.name] = self._new_rows(served)
         return rows
 
+    def _add_rows(self, served: ServedModel) -> None:
+        """Create the rows of a new model."""
+        self._activate(served)
+        with computing(served.model):
+            self._rows[served.name] = self._new_rows(served)
+
     def _new_rows(self, served: ServedModel) -> LiveRows:
         """Create the rows of the active model."""
         precision = resolve_precision(self._precision, served.model)
@@ -444,7 +482,7 @@ class Batcher:
         if not served.is_encoder_decoder:
             columns += 1  # the last new token has no position
         return LiveRows(
-            with_packed_products(served.model, precision, self._packs),
+            with_packed_products(served.model, precision, self._packs[served.model]),
             rows=self.rows,
             columns=columns,
             eos_id=served.codec.end_ids,
@@ -475,7 +513,7 @@ class _Metrics:
             "Answered requests by path and status.",
             ("path", "status"),
         )
-        self.gone = count("toque_clients_gone", "Requests whose client went away.")
+        self._gone = count("toque_clients_gone", "Requests whose client went away.")
         self.prompt_tokens = count(
             "toque_prompt_tokens", "Tokens of prompts.", ("model",)
         )
@@ -502,19 +540,14 @@ class _Metrics:
         live = gauge("toque_live_texts", "Texts being generated.")
         live.set_function(lambda: batcher.n_live)
 
-    def count_answer(self, path: str, status: int) -> None:
+    def count_answer(self, path: str, status: int, /) -> None:
         """Count the answer to a request."""
         self._answers.labels(path, status).inc()
+
+    def count_lost_client(self) -> None:
+        """Count a client that disconnected before the end of its request."""
+        self._gone.inc()
 
     def page(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-def internal_error() -> RequestError:
-    """Create the error of a failed batch. The log has the cause: a bug, or too little memory."""
-    return RequestError(
-        500,
-        "The server could not generate this answer. See the server's log for the cause.",
-        code="internal_error",
-    )

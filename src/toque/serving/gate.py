@@ -1,12 +1,12 @@
-"""Gate in front of an application: limits, allowed hosts, token, and counts of responses."""
+"""Gate in front of an application: limits, allowed hosts, login, and counts of responses."""
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import hmac
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
-from typing import Final
+from typing import Final, final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,9 +15,6 @@ from toque.serving.request_errors import RequestError, error_response
 
 _NEEDS_TOKEN: Final = ("/v1/", "/api/", "/metrics")
 """Prefixes of paths for which requests need the token."""
-_MAX_DISCARDED: Final = 32
-"""Multiple of `body_bytes` that is read and discarded. A client that is still sending would not
-read the response with the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +40,52 @@ class Limits:
     """Maximum time to finish requests after SIGTERM."""
 
 
+@final
+class Login:
+    """Check of the token: in the header `Authorization`, or in the cookie of a browser.
+
+    Args:
+        token: Token of the server. None if requests need no token.
+    """
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+        secret = f"toque {token}".encode()
+        self._cookie_value = hashlib.sha256(secret).hexdigest()
+        # Browsers send the cookies of all ports. Each server has its own cookie.
+        self._cookie_name = f"toque-{self._cookie_value[:8]}"
+
+    @property
+    def cookie(self) -> str:
+        """Value of the header `Set-Cookie`. Other sites cannot send the cookie or read it."""
+        name, value = self._cookie_name, self._cookie_value[8:]
+        return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict"
+
+    def accepts(self, token: str) -> bool:
+        """Check a token. The time does not depend on the number of characters that match."""
+        if self._token is None:
+            return True
+        return hmac.compare_digest(token.encode(), self._token.encode())
+
+    def allows(self, request: Request) -> bool:
+        """Check whether a request has the token or the cookie."""
+        if self._token is None:
+            return True
+        authorization = request.headers.get("authorization", "")
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() == "bearer" and self.accepts(token):
+            return True
+        cookie = request.cookies.get(self._cookie_name, "")
+        return hmac.compare_digest(cookie.encode(), self._cookie_value[8:].encode())
+
+
 @dataclass(eq=False)
 class Gate:
     """ASGI application that checks requests before it forwards them to another application."""
 
     app: ASGIApp
     _: KW_ONLY
-    token: str | None
-    """Token that requests send as `Authorization: Bearer TOKEN`. None if they need no token."""
+    login: Login
     hosts: Collection[str] | None
     """Allowed names in the header `Host`; None for any name. On a loopback address, this prevents
     DNS rebinding: a web page cannot use a domain that resolves to this machine."""
@@ -95,7 +130,11 @@ class Gate:
             return _unavailable(
                 "has too many open requests. Try again in a moment.", retry_after=1
             )
-        return self._check_host(request) or self._check_token(request, path)
+        return (
+            self._check_host(request)
+            or _check_origin(request)
+            or self._check_login(request, path)
+        )
 
     def _check_host(self, request: Request) -> RequestError | None:
         """Return an error if the Host header has a name that is not allowed."""
@@ -111,23 +150,31 @@ class Gate:
             421, f"The Host header must be one of {names}, not {name[:100]!r}."
         )
 
-    def _check_token(self, request: Request, path: str) -> RequestError | None:
-        """Return an error if the path needs the token and the request does not contain it."""
-        if self.token is None or not path.startswith(_NEEDS_TOKEN):
-            return None
-        authorization = request.headers.get("authorization", "")
-        scheme, _, token = authorization.partition(" ")
-        # The time of the comparison must not depend on the characters that match.
-        is_valid = hmac.compare_digest(token.encode(), self.token.encode())
-        if is_valid and scheme.lower() == "bearer":
+    def _check_login(self, request: Request, path: str) -> RequestError | None:
+        """Return an error if the path needs the token and the request does not have it."""
+        if not path.startswith(_NEEDS_TOKEN) or self.login.allows(request):
             return None
         return RequestError(
             401,
-            "This server needs a token. Send the header `Authorization: Bearer TOKEN`, or set the "
-            "client's api_key.",
+            "This server needs its token. Programs send it in the header `Authorization: Bearer "
+            "TOKEN`, or as the client's api_key.",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
+
+
+def _check_origin(request: Request) -> RequestError | None:
+    """Return an error if a page of another site sent the request.
+
+    A page on another port of this machine is another site, but gets the cookie of this server.
+    """
+    origin = request.headers.get("origin")
+    host = request.headers.get("host", "")
+    if origin is None or origin.partition("://")[2].lower() == host.lower():
+        return None
+    return RequestError(
+        403, f"Pages of another site may not use this server: {origin[:100]!r}."
+    )
 
 
 def _unavailable(state: str, *, retry_after: int) -> RequestError:
@@ -138,37 +185,3 @@ def _unavailable(state: str, *, retry_after: int) -> RequestError:
         code="service_unavailable",
         headers={"Retry-After": str(retry_after)},
     )
-
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """Read the body of a JSON request.
-
-    Raises:
-        RequestError: The body has another type, is too long, or arrives too slowly.
-    """
-    content_type = request.headers.get("content-type", "")
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        # A web page of another site cannot send JSON, because the browser asks this server first.
-        raise RequestError(
-            415,
-            f"Content-Type must be application/json, not {media_type[:100] or 'empty'}.",
-        )
-    body = bytearray()
-    n_bytes = 0
-    headers = {"Connection": "close"}  # the rest of the body is not read
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for part in request.stream():
-                n_bytes += len(part)
-                if n_bytes <= limits.body_bytes:
-                    body += part
-                elif n_bytes > _MAX_DISCARDED * limits.body_bytes:
-                    break
-    except TimeoutError:
-        message = f"The body did not arrive within {limits.body_seconds:g} seconds."
-        raise RequestError(408, message, headers=headers) from None
-    if n_bytes > limits.body_bytes:
-        message = f"The body is longer than the limit of {limits.body_bytes:,} bytes."
-        raise RequestError(413, message, headers=headers)
-    return bytes(body)

@@ -1,4 +1,4 @@
-"""Routes for the server's web page: static files and the endpoints under /api/.
+"""Requests of the web page about models and recipes, under /api/.
 
 The page gets completions from /v1/completions, like any other client.
 """
@@ -37,9 +37,8 @@ from toque.cooking.shopping_list import (
 )
 from toque.evaluation.constrained_choice import choose
 from toque.serving.batcher import Batcher, ServedModel, ServedModels
-from toque.serving.gate import Limits, read_body
-from toque.serving.protocol import parse_request
-from toque.serving.static_files import PAGE, page_files
+from toque.serving.gate import Limits
+from toque.serving.request_body import read_request
 from toque.sources.documents import blank_text
 
 Words = Annotated[str, Field(max_length=300)]
@@ -49,16 +48,6 @@ RecipeText = Annotated[str, Field(max_length=20_000)]
 Servings = Annotated[int, Field(ge=1, le=MAX_SERVINGS)]
 Json = dict[str, Any]
 
-TALK: Final = PAGE.parent / "talk"
-_SHARED: Final = (
-    "base.css",
-    "request.css",
-    "dom.js",
-    "models.js",
-    "requests.js",
-    "stream.js",
-    "toque.svg",
-)
 _CLASS_TOKENS: Final = 16
 """Number of tokens of the context length that a question must leave free for a class."""
 
@@ -110,8 +99,8 @@ class _GeneratedText(_PageRequest):
         absent = missing_ingredients(self.avoid, self.text)
         return {
             "scores": scores,
-            "asked": requested,
-            "missed": missing_ingredients(requested, self.text),
+            "requested": requested,
+            "missing": missing_ingredients(requested, self.text),
             "unlisted": unlisted_ingredients(requested, parse_text(self.text)),
             "avoided": [food for food in self.avoid if food not in absent],
             "hint": advice_on_score(scores.get("recipe_score", 1.0)),
@@ -137,14 +126,14 @@ class _ShoppingList(_RecipeRequest):
     servings: Servings
     makes: Servings | None = None
     """Servings of the recipe's amounts; None to estimate them."""
-    asked: Foods = []
+    requested: Foods = []
     """Requested ingredients. The shopping list includes them even if only the steps name them."""
 
     def answer(self, *_: object) -> Json:
         recipe = self.recipe
         makes = self.makes or estimated_servings(recipe)
         items = shopping_list(recipe.ingredients, factor=self.servings / makes)
-        unlisted = unlisted_ingredients(self.asked, parse_text(self.text))
+        unlisted = unlisted_ingredients(self.requested, parse_text(self.text))
         items += map(unlisted_item, unlisted)
         return {"makes": makes, "items": [asdict(item) for item in items]}
 
@@ -226,7 +215,7 @@ def _describe(served: ServedModel) -> Json:
 
 
 def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
-    """Build the routes for the page's files and requests."""
+    """Build the routes of the page's requests."""
 
     async def list_models(_: Request) -> Response:
         return JSONResponse(
@@ -235,18 +224,13 @@ def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[
 
     def answer_route(path: str, kind: type[_PageRequest]) -> Route:
         async def answer(http_request: Request) -> Response:
-            request = parse_request(kind, await read_body(http_request, limits))
+            request = await read_request(kind, http_request, limits)
             content = await run_in_threadpool(request.answer, models, batcher)
             return JSONResponse(content)
 
         return Route(path, answer, methods=["POST"])
 
-    if any(served.record.knows_recipes for served in models.values()):
-        files = page_files()
-    else:  # the page is a conversation, and shares some files
-        files = page_files(TALK, [PAGE / name for name in _SHARED])
     return [
-        *files,
         Route("/api/models", list_models),
         answer_route("/api/prompt", _Wish),
         answer_route("/api/score", _GeneratedText),

@@ -10,9 +10,9 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from toque.cooking.recipe_form import SHIPPED, answer_schema
@@ -27,9 +27,6 @@ from toque.serving.token_bytes import bytes_of_token
 from toque.sources.conversations import join_parts
 
 Json = dict[str, Any]
-_MAX_ERRORS: Final = 100
-"""Maximum number of validation errors to describe. A body of 1 MiB can have half a million errors.
-Their description would block the server."""
 
 
 class TextToken(NamedTuple):
@@ -480,40 +477,3 @@ def _logprobs(piece: Piece) -> Json:
         "top_logprobs": top_logprobs,
         "text_offset": offsets,
     }
-
-
-R = TypeVar("R", bound=BaseModel)
-
-
-def parse_request(kind: type[R], body: bytes) -> R:
-    """Parse the JSON of a request.
-
-    Raises:
-        RequestError: With status 400, and the first field that has an error.
-    """
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        # A traceback would describe every error, so do not attach too many.
-        cause = error if error.error_count() <= _MAX_ERRORS else None
-        raise _convert_error(error) from cause
-
-
-def _convert_error(error: ValidationError) -> RequestError:
-    """Convert a validation error to an error about the first wrong field."""
-    if error.error_count() > _MAX_ERRORS:
-        return RequestError(
-            400,
-            f"{error.error_count():,} of the body's fields are unknown, missing or of the wrong "
-            "type. Send only fields of the OpenAI API.",
-        )
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    first = errors[0]
-    message = f"{first['msg']}."
-    param = None
-    if first["loc"]:  # otherwise the error is about the entire body
-        param = str(first["loc"][0])[:100]
-        message = f"{param}: {message}"
-    if first["type"] == "extra_forbidden":
-        message = f"Unrecognized request argument supplied: {param}."  # OpenAI's words
-    return RequestError(400, message, param=param)

@@ -24,10 +24,14 @@ from toque.evaluation.best_of import LIKELIHOOD, BestOf
 from toque.models.generation.constraints import Constraint
 from toque.models.generation.live_rows import End, NewToken, Order
 from toque.models.generation.options import GenerationOptions
-from toque.serving.batcher import Batcher, ServedModel, Ticket, internal_error
+from toque.serving.batcher import Batcher, ServedModel, Ticket
 from toque.serving.gate import Limits
 from toque.serving.protocol import Json, Piece, TextRequest, TextToken
-from toque.serving.request_errors import RequestError, error_response
+from toque.serving.request_errors import (
+    RequestError,
+    error_response,
+    internal_error,
+)
 
 _log = logging.getLogger("toque.serving")
 
@@ -252,7 +256,7 @@ class Reply(Response):
             async with asyncio.timeout(self._seconds):
                 await _run_while_connected(self._receive, self._generate())
         except ClientDisconnect:
-            self._batcher.metrics.gone.inc()
+            self._batcher.metrics.count_lost_client()
         except TimeoutError:
             return RequestError(
                 504,

@@ -72,3 +72,12 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     return error_response(
         RequestError(error.status_code, message, code="invalid_url", headers=headers)
     )
+
+
+def internal_error() -> RequestError:
+    """Create the error of a failure of the server. The log has the cause."""
+    return RequestError(
+        500,
+        "The server failed to answer. See the server's log for the cause.",
+        code="internal_error",
+    )

@@ -1,17 +1,32 @@
-"""Static files of the web pages."""
+"""Static files of the application, and the login with the token of the server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from jinja2 import Environment
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-PAGE: Final = Path(__file__).parent / "page"
-"""Folder of the page of `toque serve`."""
+from toque.reports.page import STYLE
+from toque.serving.gate import Limits, Login
+from toque.serving.request_body import read_request
+from toque.serving.request_errors import RequestError
+
+SITE: Final = Path(__file__).parent / "site"
+_TITLES: Final = {
+    "home": "Home",
+    "new": "New",
+    "runs": "Runs",
+    "use": "Cook",
+    "talk": "Talk",
+    "compare": "Compare",
+}
+"""Titles of the views in the navigation."""
 _MEDIA_TYPES: Final = {
     ".html": "text/html",
     ".css": "text/css",
@@ -30,25 +45,63 @@ _HEADERS: Final = {
 }
 
 
-def page_files(folder: Path = PAGE, also: Iterable[Path] = ()) -> list[Route]:
-    """Create routes for a page's index.html at "/" and for its files below "/page/".
+class _LoginRequest(BaseModel):
+    """Request for the cookie of the server."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    token: str
+
+
+def site_routes(views: Sequence[str], login: Login) -> list[Route]:
+    """Create the routes of the page at "/", its files below "/page/", and its login.
 
     The files are read once, before any request, so that a request cannot read another file.
 
     Args:
-        folder: Folder of the page.
-        also: Files from other folders.
+        views: Names of the views, the first one at the start.
+        login: Login of the server.
     """
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    index = template.from_string((SITE / "index.html").read_text(encoding="utf-8"))
+    content = index.render(views=views, titles=_TITLES)
+    page = Response(content, media_type="text/html", headers=_HEADERS)
 
-    def file_route(path: str, file: Path) -> Route:
-        content = file.read_bytes()
-        media_type = _MEDIA_TYPES[file.suffix]
+    async def send_page(request: Request) -> Response:
+        token = request.query_params.get("token")
+        if token is None or not login.accepts(token):
+            return page
+        # The token disappears from the address, which the browser may store or show.
+        response = RedirectResponse("./", status_code=303)
+        response.headers["Set-Cookie"] = login.cookie
+        return response
 
-        async def send(_: Request) -> Response:
-            return Response(content, media_type=media_type, headers=_HEADERS)
+    async def log_in(request: Request) -> Response:
+        body = await read_request(_LoginRequest, request, Limits())
+        if not login.accepts(body.token):
+            raise RequestError(
+                401, "This is not the token of the server. Check it, and try again."
+            )
+        return JSONResponse({}, headers={"Set-Cookie": login.cookie})
 
-        return Route(path, send)
+    files = [
+        _file_route(file.name, file.read_bytes())
+        for file in sorted(SITE.iterdir())
+        if file.name not in ("index.html", "app.css")
+    ]
+    style = STYLE.read_bytes() + (SITE / "app.css").read_bytes()
+    return [
+        Route("/", send_page),
+        Route("/session", log_in, methods=["POST"]),
+        _file_route("style.css", style),
+        *files,
+    ]
 
-    files = [*sorted(folder.iterdir()), *also]
-    routes = [file_route(f"/page/{file.name}", file) for file in files]
-    return [file_route("/", folder / "index.html"), *routes]
+
+def _file_route(name: str, content: bytes) -> Route:
+    media_type = _MEDIA_TYPES[Path(name).suffix]
+
+    async def send(_: Request) -> Response:
+        return Response(content, media_type=media_type, headers=_HEADERS)
+
+    return Route(f"/page/{name}", send)

@@ -1,4 +1,4 @@
-"""Application of `toque watch`: a live version of the report page, and a table of runs."""
+"""Part of the application that shows runs: a live version of the report, and a table of runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,7 +19,6 @@ from toque.errors import ToqueError
 from toque.reporter import clock_text
 from toque.reports.figures import MAX_OVERLAID, STYLES
 from toque.reports.page import (
-    STYLE,
     Page,
     PageHead,
     RunRow,
@@ -36,13 +33,10 @@ from toque.runs.metric_names import metric_named
 from toque.runs.places import RunFinder
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import RunStatus, state_of
+from toque.serving.application import Part, build_app
 from toque.serving.gate import Gate
-from toque.serving.request_errors import RequestError, answer_http_error, error_response
-from toque.serving.static_files import PAGE, page_files
+from toque.serving.request_errors import RequestError
 
-_LIVE: Final = STYLE.parent.parent / "live"
-_SHARED: Final = (STYLE, PAGE / "stream.js", PAGE / "toque.svg")
-"""Files shared with other pages: the report's style sheet, `toque serve`'s script and icon."""
 _REFRESHES_PER_LISTING: Final = 5
 """Number of refreshes of the known runs per search for new runs, which takes longer."""
 _MAX_READERS: Final = 64
@@ -66,7 +60,7 @@ class View:
     parts: Mapping[str, str]
     """HTML of each element, by the element's id."""
     title: str
-    said: str
+    state: str
     """State of the shown run as text. Screen readers announce its changes."""
 
 
@@ -135,6 +129,12 @@ class Watcher:
             if states:
                 return self._view_runs(shown, plotted, states), version
             return self._view_without_runs(), version
+
+    def records(self) -> Mapping[str, RunRecord]:
+        """Return the current records of the runs by name. Another thread may refresh them."""
+        self._refresh()
+        with self._lock:
+            return dict(self._runs)
 
     def _view_without_runs(self) -> View:
         address = self._finder.address
@@ -303,6 +303,13 @@ def build_watch_app(
     watcher: Watcher, *, token: str | None, hosts: Collection[str] | None
 ) -> Gate:
     """Build the ASGI application of `toque watch`. For `token` and `hosts` see `Gate`."""
+    return build_app(
+        [watch_part(watcher)], token=token, hosts=hosts, max_requests=_MAX_READERS
+    )
+
+
+def watch_part(watcher: Watcher) -> Part:
+    """Build the part of the application that shows runs."""
 
     def read_page(query: QueryParams) -> dict[str, object]:
         """Return the page's contents, their version, and the pause before the next request."""
@@ -322,27 +329,4 @@ def build_watch_app(
         record = await run_in_threadpool(read_page, request.query_params)
         return JSONResponse(record, headers={"Cache-Control": "no-store"})
 
-    async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    routes = [
-        *page_files(_LIVE, _SHARED),
-        Route("/api/page", page),
-        Route("/health", health),
-    ]
-    handlers = {RequestError: _answer_refusal, HTTPException: answer_http_error}
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    return Gate(
-        app,
-        token=token,
-        hosts=hosts,
-        paths=(),
-        count=lambda *_: None,
-        max_requests=_MAX_READERS,
-    )
-
-
-async def _answer_refusal(_: Request, error: Exception) -> Response:
-    """Answer a refused request."""
-    assert isinstance(error, RequestError)  # Starlette's type of a handler is wider
-    return error_response(error)
+    return Part(views=["runs"], routes=[Route("/api/page", page)])

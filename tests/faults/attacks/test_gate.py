@@ -6,15 +6,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 import toque
 from fixtures.servers import in_a_thread
 from toque.runs.places import RunFinder
-from toque.serving.application import build_app as app_of_serve
 from toque.serving.batcher import ServedModels
 from toque.serving.gate import Limits
-from toque.serving.protocol import ChatRequest, CompletionRequest, parse_request
+from toque.serving.model_app import build_model_app
+from toque.serving.protocol import ChatRequest, CompletionRequest
+from toque.serving.request_body import parse_request
 from toque.serving.request_errors import RequestError
 from toque.serving.server import LOOPBACK_NAMES, Server, allowed_hosts
 from toque.serving.watch_app import Watcher, build_watch_app
@@ -34,7 +36,7 @@ GUARDED = {
 @contextmanager
 def asked_at(verb, tmp_path, **settings):
     if verb == "serve":
-        gate = app_of_serve(ServedModels([]), **settings)
+        gate = build_model_app(ServedModels([]), **settings)
     else:
         gate = build_watch_app(Watcher(RunFinder(tmp_path), every=0.05), **settings)
     server = Server(gate, Limits())
@@ -65,6 +67,55 @@ def test_no_host_header_leads_past_the_token(verb, tmp_path):
         assert answer_to(there, GUARDED[verb][0], "x", brought).startswith(
             "HTTP/1.1 200"
         )
+
+
+def cookie_in(head: str) -> str:
+    """The cookie of a response."""
+    line = next(line for line in head.split("\r\n") if line.startswith("set-cookie: "))
+    return line.removeprefix("set-cookie: ")
+
+
+@pytest.mark.parametrize("verb", ["serve", "watch"])
+def test_token_in_the_first_address_becomes_a_cookie(verb, tmp_path):
+    path = GUARDED[verb][0]
+    with asked_at(verb, tmp_path, token="sesame", hosts=None) as there:  # noqa: S106
+        head = answer_to(there, "/?token=sesame", "x")
+        assert head.startswith("HTTP/1.1 303")
+        assert "\r\nlocation: ./\r\n" in head
+        cookie = cookie_in(head)
+        assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict")
+        pair = cookie.partition(";")[0]
+        allowed = answer_to(there, path, "x", f"Cookie: other=1; {pair}\r\n")
+        assert allowed.startswith("HTTP/1.1 200")
+        for wrong in (f"{pair}0", pair[:-1], "toque=sesame", pair.partition("=")[0]):
+            refused = answer_to(there, path, "x", f"Cookie: {wrong}\r\n")
+            assert refused.startswith("HTTP/1.1 401")
+        head = answer_to(there, "/?token=wrong", "x", "Connection: close\r\n")
+        assert head.startswith("HTTP/1.1 200")
+        assert "set-cookie" not in head
+
+
+def test_login_returns_the_cookie_for_the_right_token_only(tmp_path):
+    with asked_at("watch", tmp_path, token="sesame", hosts=None) as there:  # noqa: S106
+        address = f"{there.geturl()}/session"
+        answer = httpx.post(address, json={"token": "sesame"})
+        assert (answer.status_code, answer.json()) == (200, {})
+        assert "SameSite=Strict" in answer.headers["set-cookie"]
+        answer = httpx.post(address, json={"token": "Sesame"})
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+        assert httpx.post(address, json={"token": 1}).status_code == 400
+
+
+@pytest.mark.parametrize("verb", ["serve", "watch"])
+def test_pages_of_another_site_are_refused(verb, tmp_path):
+    with asked_at(verb, tmp_path, token=None, hosts=None) as there:
+        for origin in ("http://evil.example", "http://x:81", "null", "http://[", "x"):
+            head = answer_to(there, GUARDED[verb][0], "x:80", f"Origin: {origin}\r\n")
+            assert head.startswith("HTTP/1.1 403"), origin
+        for origin in ("http://x:80", "https://X:80"):
+            head = answer_to(there, GUARDED[verb][0], "x:80", f"Origin: {origin}\r\n")
+            assert head.startswith("HTTP/1.1 200"), origin
 
 
 def test_nothing_of_ours_reads_an_address_that_the_client_has_made():

@@ -18,8 +18,8 @@ from toque.cli import main
 from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, DataError
-from toque.serving.application import build_app
 from toque.serving.gate import Limits
+from toque.serving.model_app import build_model_app
 from toque.serving.server import Server
 from toque.workflows.inference.open_served import open_models
 
@@ -80,7 +80,7 @@ def test_a_template_that_takes_everything_is_a_bad_request_and_the_server_goes_o
     strange: Callable[..., Path],
 ) -> None:
     limits, models = Limits(), open_models({"theirs": strange(MOODS + GOOD)})
-    server = Server(build_app(models, limits=limits), limits)
+    server = Server(build_model_app(models, limits=limits), limits)
     with (
         in_a_thread(server, lambda: setattr(server, "should_exit", True)) as address,
         httpx.Client(base_url=address, timeout=60) as client,

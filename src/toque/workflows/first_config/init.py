@@ -104,6 +104,24 @@ class Initialised:
         return "\n".join(lines)
 
 
+def survey_files(paths: Sequence[str], columns: Columns | None = None) -> Survey:
+    """Describe the contents of files, as `init` recognises them.
+
+    Args:
+        paths: The files.
+        columns: The field for each part of a record, as for `init`.
+
+    Raises:
+        ConfigError: A column is unknown.
+        DataError: A file cannot be read or recognised, or has no usable record.
+    """
+    settings = source_columns(columns)
+    draft = configure(data={"sources": [{"path": path, **settings} for path in paths]})
+    local_sources = _open_local_sources(draft, SILENT.notice)
+    refuse_mixture(local_sources)
+    return survey_sources(draft, local_sources)
+
+
 def init(
     sources: str | Path | Sequence[str | Path],
     *,
@@ -427,7 +445,9 @@ def _open_local_sources(
     try:
         return open_sources(config.model_copy(update={"data": data}), say=notice)
     except RefusedFileError as error:
-        raise RefusedFileError(_name_arguments(error), error.why) from error
+        raise RefusedFileError(
+            _name_arguments(error), error.why, error.columns, error.fields
+        ) from error
 
 
 def _refuse_pairs(sources: Sequence[Source]) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from toque.config import RunConfig
+from toque.cooking.labels.features import read_features
+from toque.cooking.labels.origins import language_of
+from toque.cooking.recipe import Recipe, parse_text
 from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import (
     ENCODING_HINT,
@@ -62,6 +65,11 @@ _LOOK_BYTES: Final = 4 << 20
 """Bytes to read per source: several thousand recipes, in about a second."""
 _FEW_REPEATS: Final = 0.8
 """Fraction of distinct records above which repeats are not reported."""
+_SHOWN_EXAMPLES: Final = 40
+"""Number of examples in which languages are recognised."""
+_MAX_EXAMPLES: Final = 3
+_SHOWN_CHARACTERS: Final = 1500
+"""Maximum length of each part of an example."""
 _FEW_RECORDS: Final = 5000
 """Number of distinct records below which `init` advises against a model from scratch. With 2,400
 recipes, one or two of 20 random texts were usable (lab/notes.md)."""
@@ -87,6 +95,12 @@ class SurveyedSource:
     """False if only a part was read. The counts are then estimates."""
     remarks: tuple[str, ...] = ()
     """Messages about unused fields, repeats and a wrong encoding."""
+    problems: tuple[str, ...] = ()
+    """Reasons for dropping records, with their count and their first line."""
+    examples: tuple[tuple[str, str], ...] = ()
+    """Prompt and text of the first examples."""
+    languages: tuple[str, ...] = ()
+    """Languages of the first recipes, the most frequent first. Empty for other texts."""
     sample: bytes = field(default=b"", repr=False)
     """Random sample of the texts, at most `SAMPLE_BYTES`."""
 
@@ -169,6 +183,9 @@ class _Start:
     """Counts of messages with fields other than the text, by field."""
     unused: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    first_lines: dict[str, int] = field(default_factory=dict)
+    """Line of the first dropped record by reason."""
+    examples: list[Example] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -184,6 +201,9 @@ class _Start:
         self.notes.update(block.notes)
         for reason, lines in block.dropped.items():
             self.dropped[reason] += len(lines)
+            self.first_lines.setdefault(reason, min(lines))
+        n_missing = _SHOWN_EXAMPLES - len(self.examples)
+        self.examples += block.examples[: max(0, n_missing)]
         for example in block.examples:
             self._add_example(example)
 
@@ -230,8 +250,35 @@ def _survey_source(source: Source) -> SurveyedSource:
         distinct=round(records * distinct_share),
         is_complete=is_complete,
         remarks=(*_remark_on_records(source.path, start), *_remark_on_files(source)),
+        problems=tuple(
+            f"{n:,} {reason}, first in line {start.first_lines[reason]:,}"
+            for reason, n in start.dropped.most_common()
+        ),
+        examples=tuple(
+            (_show_prompt(example), example.target[:_SHOWN_CHARACTERS])
+            for example in start.examples[:_MAX_EXAMPLES]
+        ),
+        languages=_languages_of(start.examples) if _kind_of(source) == RECIPES else (),
         sample=_sample_texts(start.texts),
     )
+
+
+def _show_prompt(example: Example) -> str:
+    """Return the prompt of an example, or the messages before its answer."""
+    prompt = example.prompt
+    if example.turns:
+        prompt = "\n".join(f"{turn.role}: {turn.text}" for turn in example.turns)
+    return prompt[:_SHOWN_CHARACTERS]
+
+
+def _languages_of(examples: Sequence[Example]) -> tuple[str, ...]:
+    """Return the languages of recipes, the most frequent first."""
+    languages: Counter[str] = Counter()
+    for example in examples:
+        parsed = parse_text(example.target)
+        recipe = Recipe("", parsed.ingredients, parsed.steps)
+        languages[language_of(read_features(recipe))] += 1
+    return tuple(name for name, _ in languages.most_common())
 
 
 def _kind_of(source: Source) -> str:

@@ -85,12 +85,12 @@ def serve(
     with open_socket(host, port) as sock:  # fails before the slow import of torch
         with reporter.working("loading torch"):
             from toque.models.generation.engine import describe_emulation
-            from toque.serving.application import build_app
+            from toque.serving.model_app import build_model_app
             from toque.workflows.inference.open_served import open_models
 
         def open_app() -> tuple[ServedModels, Gate]:
             served = open_models(folders, device=device, reporter=reporter)
-            app = build_app(
+            app = build_model_app(
                 served, limits=limits, token=token, hosts=hosts, precision=precision
             )
             return served, app

@@ -1,0 +1,110 @@
+// Actions for a run in a studio: stop, continue, train longer, use, share, and delete.
+
+import { at, button, element, say } from "./dom.js";
+import { baseName, duration, linkTo } from "./format.js";
+import { viewFor } from "./models.js";
+import { poll } from "./poll.js";
+import { ask } from "./requests.js";
+import { openShare } from "./share.js";
+
+const ACTIVE = ["running", "scoring", "preparing"];
+
+export class Controls {
+  #refresh = null;
+  #state = ""; // the last state of the run
+
+  /** Show the actions for the run `name`. Servers other than a studio have none. */
+  constructor(name) {
+    this.name = name;
+    if (!document.body.dataset.views.includes("home")) return;
+    at("controls").hidden = false;
+    this.message = element("p", { className: "problem", hidden: true, role: "alert" });
+    this.actions = element("p", { className: "actions" });
+    this.log = element("details", {}, element("summary", {}, "Log"), element("pre"));
+    this.log.addEventListener("toggle", () => void this.#showLog());
+    at("controls").append(this.actions, this.message, this.log);
+    this.#refresh = poll("api/home", (home) => this.#show(home), (text) => say(this.message, text));
+  }
+
+  stop() {
+    this.#refresh?.stop();
+  }
+
+  #show({ runs }) {
+    const run = runs.find(({ name }) => name === this.name);
+    this.actions.replaceChildren(...(run ? this.#actionsOf(run) : []));
+    if (!run) return;
+    say(this.message, run.state === "failed" ? run.sentence : "");
+    if (ACTIVE.includes(this.#state) && !ACTIVE.includes(run.state)) this.#notify(run);
+    this.#state = run.state;
+    if (this.log.open) void this.#showLog();
+  }
+
+  #actionsOf(run) {
+    const actions = [];
+    const link = (text, href) => actions.push(element("a", { className: "button", href }, text));
+    const act = (text, work, properties) => actions.push(button(text, work, properties));
+    const isActive = ACTIVE.includes(run.state);
+    if (run.is_finished || run.saved) {
+      const view = viewFor(run.form);
+      link(view === "use" ? "Cook with it" : "Talk to it", linkTo(view, this.name));
+      link("Compare", `#/compare?left=${encodeURIComponent(this.name)}`);
+    }
+    if (isActive) act("Stop", () => this.#send("api/stop", { run: this.name }));
+    if (!isActive && run.state !== "queued" && run.folder_exists) {
+      if (run.is_finished) act("Train longer", () => this.#trainLonger(run));
+      else act("Continue", () => this.#send("api/continue", { run: this.name }));
+    }
+    if (run.is_finished) {
+      const query = new URLSearchParams([["base", this.name], ...run.sources.map((file) => ["file", file])]);
+      link("Begin again from it", `#/new?${query}`);
+      act("Share", () => openShare(this.name));
+    }
+    if (run.job && !isActive) {
+      const text = run.state === "queued" ? "Remove from the queue" : "Dismiss the error";
+      act(text, () => this.#send("api/dismiss", { job: run.job }));
+    }
+    if (run.folder_exists && !isActive && run.state !== "queued") {
+      act("Delete", () => this.#delete(), { className: "danger" });
+    }
+    return actions;
+  }
+
+  async #send(path, body) {
+    try {
+      const answer = await ask(path, body);
+      say(this.message, "");
+      this.#refresh();
+      return answer;
+    } catch (failure) {
+      say(this.message, failure.message);
+      return null;
+    }
+  }
+
+  #trainLonger(run) {
+    const half = duration(1.5 * run.seconds).replace(" min", " minutes").replace(" s", " seconds").replace(" h", " hours");
+    const time = window.prompt("New length of the whole training, for example 90 minutes:", half);
+    if (time) void this.#send("api/continue", { run: this.name, time });
+  }
+
+  async #delete() {
+    const answer = await this.#send("api/delete", { run: this.name });
+    if (!answer) return;
+    sessionStorage.setItem("toque.deleted", JSON.stringify({ id: answer.id, run: this.name }));
+    location.hash = "#/home";
+  }
+
+  async #showLog() {
+    if (!this.log.open) return;
+    const { log } = await ask(`api/log?run=${encodeURIComponent(this.name)}`).catch(({ message }) => ({ log: message }));
+    this.log.querySelector("pre").textContent = log || "The log is empty.";
+  }
+
+  /** Tell the user that the run has ended, if the browser may. */
+  #notify({ sentence }) {
+    if (window.Notification?.permission === "granted") {
+      new Notification(`Toque: ${baseName(this.name)}`, { body: sentence, icon: "page/toque.svg" });
+    }
+  }
+}

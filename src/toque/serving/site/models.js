@@ -1,0 +1,32 @@
+// The models of the server, for the views that generate texts.
+
+import { at, say } from "./dom.js";
+import { ask } from "./requests.js";
+
+/** Fetch the models and fill the two choices. `preferred` is the name of the model to choose first. */
+export async function loadModels(preferred = "") {
+  const { models } = await ask("api/models");
+  const names = models.map(({ name }) => name);
+  at("model").replaceChildren(...names.map((name) => new Option(name)));
+  if (names.includes(preferred)) at("model").value = preferred;
+  at("second").replaceChildren(new Option("none", ""), ...names.map((name) => new Option(name)));
+  at("second-field").hidden = names.length < 2;
+  say(at("served"), names.length === 1 ? `with ${names[0]}` : `with ${names.length} models`);
+  return models;
+}
+
+/** The view for a model that was trained on texts of a form. */
+export const viewFor = (form) => (form === "recipes" ? "use" : "talk");
+
+/** Ask a studio to read a model, if it has not yet. Other servers have read theirs at the start. */
+export async function openModel(model, signal) {
+  if (document.body.dataset.views.includes("home")) await ask("api/open", { model }, signal);
+}
+
+/** The names of the chosen models, one or two. */
+export function chosenModels() {
+  return [...new Set([at("model").value, at("second").value].filter(Boolean))];
+}
+
+/** A random seed, so that the same request gives another text. */
+export const randomSeed = () => Math.floor(Math.random() * 2 ** 31);

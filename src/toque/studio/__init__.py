@@ -1,0 +1,1 @@
+"""Studio: a page that starts, watches and uses runs of one folder."""

@@ -1,0 +1,220 @@
+"""Overview of a studio: its runs, models, files, queue and machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Protocol, final
+
+import psutil
+
+from toque.hardware.processor import usable_cores
+from toque.reports.svg_charts import draw_spark
+from toque.runs.metric_names import REWARD, metric_named
+from toque.runs.run_record import CONFIG, RunRecord
+from toque.runs.run_state import state_of
+from toque.studio.jobs import Job
+from toque.studio.records import record_of
+from toque.studio.workplace import Workplace
+
+_SOURCE: Final = re.compile(r"(?m)^  - path: (.+?)(?:  #.*)?$")
+"""Line of a source in the configuration of a run. Untrusted YAML is not parsed."""
+_MAX_SOURCES: Final = 3
+_SCORES: Final = ("cookable", "recipe_score", "rougeL")
+"""Scores of a card, the most informative first."""
+_DATA_FILES: Final = (
+    ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".md", ".html", ".htm",
+    ".jsonl.gz", ".json.gz", ".csv.gz", ".txt.gz", ".jsonl.zst", ".zip", ".xml", ".yaml.gz",
+)  # fmt: skip
+_OWN_FILES: Final = ("toque-schema.json", "feedback-both-bad.jsonl")
+_MAX_FILES: Final = 200
+_MODEL_FILES: Final = ("config.json", "adapter_config.json")
+
+
+class Runs(Protocol):
+    """Reader of the runs of a folder, such as a `Watcher`."""
+
+    def records(self) -> Mapping[str, RunRecord]:
+        """Return the current records by name."""
+
+
+@final
+class Overview:
+    """Contents of a studio at a point in time.
+
+    Args:
+        workplace: Folder of the studio.
+        runs: Reader of its runs.
+    """
+
+    def __init__(self, workplace: Workplace, runs: Runs) -> None:
+        self._workplace = workplace
+        self._runs = runs
+
+    def describe(self, jobs: Sequence[Job]) -> dict[str, Any]:
+        """Describe everything that the start view shows."""
+        records = self._runs.records()
+        by_run = {job.run: job for job in jobs}
+        cards = [
+            _describe_run(name, record, by_run.pop(name, None))
+            for name, record in records.items()
+        ]
+        # A job that waits, or that failed before its run began, has no run folder yet.
+        cards += [_describe_job(job) for job in by_run.values()]
+        cards.sort(key=lambda card: -float(card["changed"] or 0.0))
+        return {
+            "folder": str(self._workplace.folder),
+            "machine": self._describe_machine(),
+            "runs": cards,
+            "models": self.exported_models(),
+        }
+
+    def _describe_machine(self) -> dict[str, Any]:
+        memory = psutil.virtual_memory()
+        return {
+            "cores": len(usable_cores()),
+            "gpus": _gpu_names(),
+            "memory_bytes": memory.total,
+            "free_memory_bytes": memory.available,
+            "free_disk_bytes": self._workplace.free_bytes,
+        }
+
+    def exported_models(self) -> list[str]:
+        """List the model folders of the studio, which are not part of a run."""
+        folder = self._workplace.folder
+        candidates = [*folder.glob("*/"), *folder.glob("exports/*/")]
+        return sorted(
+            self._workplace.name_of(path)
+            for path in candidates
+            if not path.name.startswith(".") and not path.is_symlink()
+            if any((path / name).is_file() for name in _MODEL_FILES)
+        )
+
+    def usable_models(self) -> list[str]:
+        """List the runs with a checkpoint or model, and the model folders."""
+        folder = self._workplace.folder
+        runs = [
+            name
+            for name in self._runs.records()
+            if (folder / name / "model").is_dir()
+            or any((folder / name / "checkpoints").glob("step-*"))
+        ]
+        return [*runs, *self.exported_models()]
+
+    def data_files(self) -> list[dict[str, Any]]:
+        """List the data files of the folder, the newest first."""
+        files = [
+            path
+            for path in self._workplace.folder.iterdir()
+            if path.name.lower().endswith(_DATA_FILES)
+            and path.name not in _OWN_FILES
+            and not path.name.startswith(".")
+            and path.is_file()
+            and not path.is_symlink()
+        ]
+        states = [(path, path.stat()) for path in files]
+        states.sort(key=lambda item: -item[1].st_mtime)
+        return [
+            {"name": path.name, "bytes": state.st_size}
+            for path, state in states[:_MAX_FILES]
+        ]
+
+
+def _describe_run(name: str, run: RunRecord, job: Job | None) -> dict[str, Any]:
+    """Describe a run for its card."""
+    history = run.history
+    state = state_of(run)
+    kind: str = state.kind
+    sentence = state.sentence
+    if job is not None and kind not in ("running", "scoring"):
+        kind, sentence = _job_state(job)
+    counts: Any = history.start.get("parameters") or {}
+    return {
+        "name": name,
+        "state": kind,
+        "sentence": sentence,
+        "job": None if job is None else job.id,
+        "done": history.done if kind == "running" else None,
+        "seconds_left": history.seconds_left if kind == "running" else None,
+        "seconds": history.progress.seconds,
+        "parameters": counts.get("total"),
+        "score": _main_score(run),
+        "sources": _sources_of(run.text(CONFIG)),
+        "curve": _draw_curve(run),
+        "form": _form_of(run),
+        "is_finished": run.is_scored,
+        "saved": history.saved,
+        "changed": run.written_at,
+        "folder_exists": True,
+    }
+
+
+def _describe_job(job: Job) -> dict[str, Any]:
+    """Describe a job without a run folder for its card."""
+    kind, sentence = _job_state(job)
+    return {
+        "name": job.run,
+        "state": kind,
+        "sentence": sentence,
+        "job": job.id,
+        "sources": [],
+        "curve": "",
+        "changed": job.queued,
+        "is_finished": False,
+        "folder_exists": False,
+    }
+
+
+def _job_state(job: Job) -> tuple[str, str]:
+    if job.state == "failed":
+        return "failed", job.message
+    if job.state == "waiting":
+        return "queued", "Waits until the run before it has ended."
+    return "preparing", "Prepares the data and the model. Training starts soon."
+
+
+def _main_score(run: RunRecord) -> dict[str, Any] | None:
+    """Return the newest value of the most informative score, with its title."""
+    generated = run.evaluation().get("generated")
+    scores = dict(generated) if isinstance(generated, dict) else {}
+    if not scores and run.history.evaluations:
+        scores = dict(run.history.evaluations[-1].metrics)
+    for name in _SCORES:
+        value = scores.get(name)
+        if isinstance(value, int | float):
+            return {"title": metric_named(name).title, "value": float(value)}
+    best = run.history.best
+    if best is not None and run.history.measure != REWARD:
+        return {"title": f"held-out {run.history.measure}", "value": best[0]}
+    return None
+
+
+def _draw_curve(run: RunRecord) -> str:
+    """Draw the learning curve of a run without axes."""
+    xs, ys = run.history.curves.points_of(f"{run.history.measure} smoothed")
+    return draw_spark(xs, ys)
+
+
+def _form_of(run: RunRecord) -> str:
+    """Return the kind of the training data, or "" if it is not known yet."""
+    folder = run.place.folder
+    assert folder is not None, "the runs of a studio are in its folder"
+    record = record_of(folder)
+    return "" if record is None else record.form
+
+
+@cache
+def _gpu_names() -> list[str]:
+    """Return the names of the GPUs of this machine."""
+    import torch  # the studio has loaded it
+
+    return [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+
+
+def _sources_of(config: str) -> list[str]:
+    """Return the names of the files that a run was trained on."""
+    data = config.partition("\ndata:\n")[2].partition("\n  validation:")[0]
+    paths = [path.strip("\"'") for path in _SOURCE.findall(data)]
+    return [Path(path).name for path in paths[:_MAX_SOURCES]]

@@ -1,0 +1,57 @@
+"""Removed runs of a studio, which can be restored."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import final
+
+from toque.serving.request_errors import RequestError
+from toque.storage.atomic import move_into
+from toque.studio.workplace import Workplace
+
+
+@final
+class Trash:
+    """Folder for removed runs."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        self._workplace = workplace
+        self._folder = workplace.state / "trash"
+
+    def remove(self, run: str) -> str:
+        """Move the folder of a run to the trash. Return the id for `restore`.
+
+        Raises:
+            RequestError: The run does not exist, or cannot be moved.
+        """
+        folder = self._workplace.path(run)
+        id_ = secrets.token_hex(6)
+        self._move(folder, self._folder / id_ / Path(run).parent)
+        return id_
+
+    def restore(self, id_: str, run: str) -> None:
+        """Move a run back to its place.
+
+        Raises:
+            RequestError: The run is not in the trash, or its place is taken.
+        """
+        folder = self._folder / id_ / run
+        is_valid = id_.isalnum() and ".." not in run.split("/")
+        if not is_valid or not folder.is_dir():
+            raise RequestError(404, "This run is not in the trash any more.")
+        target = self._workplace.folder / run
+        if target.exists():
+            raise RequestError(
+                409,
+                f"{run} exists again. Rename that folder before you restore this one.",
+            )
+        self._move(folder, target.parent)
+
+    def _move(self, folder: Path, parent: Path) -> None:
+        try:
+            move_into(folder, parent, folder.name)
+        except OSError as error:
+            raise RequestError(
+                409, f"{folder.name} cannot be moved: {error.strerror}."
+            ) from error

@@ -1,0 +1,137 @@
+"""Paths of a studio: requests reach nothing outside of its folder."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from toque.serving.request_errors import RequestError
+from toque.studio import uploads, workplace
+from toque.studio.workplace import Workplace
+
+OUTSIDE = (
+    "../secret.txt", "..", "a/../../secret.txt", "/etc/passwd", "//etc/passwd", ".studio/jobs.json",
+    ".hidden", "runs/.hidden", "a\\..\\..\\secret.txt", "a\0b", "", ".", "./a", "out", "out/inner",
+    "circle",
+)  # fmt: skip
+ENCODED = (
+    "..%2Fsecret.txt", "%2e%2e%2fsecret.txt", "%2e%2e/secret.txt", "..%252Fsecret.txt",
+    "..%c0%afsecret.txt", "..%5Csecret.txt", "%2e%2e%5csecret.txt", "..;/secret.txt",
+    "....//secret.txt", "..%00/secret.txt", "%uff0e%uff0e/secret.txt",
+)  # fmt: skip
+
+
+@pytest.fixture
+def place(folder: Path) -> Workplace:
+    (folder.parent / "secret.txt").write_text("the secret")
+    (folder.parent / "elsewhere").mkdir()
+    (folder.parent / "elsewhere" / "inner").write_text("the secret")
+    (folder / "out").symlink_to(folder.parent / "elsewhere")
+    (folder / "circle").symlink_to(folder / "circle")
+    (folder / "runs").mkdir()
+    (folder / "runs" / ".hidden").write_text("the secret")
+    (folder / ".hidden").write_text("the secret")
+    (folder / "a").mkdir()
+    return Workplace(folder)
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_paths_outside_are_refused(place, name):
+    with pytest.raises(RequestError, match="is not a file or folder of this studio"):
+        place.path(name)
+
+
+def test_paths_inside_are_found(place, folder):
+    (folder / "inside").symlink_to(folder / "a")
+    assert place.path("inside") == folder.resolve() / "inside"
+    assert place.name_of(place.path("a")) == "a"
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_encoded_paths_are_refused(client, place, name):
+    answers = [
+        client.get(f"/api/card?model={name}"),
+        client.get(f"/api/log?run={name}"),
+        client.get(f"/api/export/{name}"),
+        client.post("/api/recognise", json={"files": [name]}),
+        client.post("/api/open", json={"model": name}),
+        client.post("/api/delete", json={"run": name}),
+        client.post("/api/continue", json={"run": name}),
+        client.post("/api/restore", json={"id": name, "run": name}),
+    ]
+    for answer in answers:
+        assert answer.status_code in (200, 404)
+        assert "the secret" not in answer.text
+        if answer.status_code == 200:
+            assert answer.json() == {"log": ""}
+    before = set(place.folder.parent.iterdir())
+    client.put(f"/api/files/{name}", content=b"{}")
+    assert set(place.folder.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [
+        ("soups.jsonl", "soups.jsonl"),
+        ("Äpfel & Birnen.csv", "Äpfel - Birnen.csv"),
+        ("..", "file"),
+        (".bashrc", "bashrc"),
+        ("C:\\texts\\a b.txt", "a b.txt"),
+        ("<script>.json", "-script-.json"),
+    ],
+)
+def test_new_files_get_safe_names(place, sent, stored):
+    assert place.new_file(sent).name == stored
+
+
+def test_files_are_uploaded_and_never_replaced(client, folder):
+    for expected in ("soups.jsonl", "soups-2.jsonl"):
+        answer = client.put("/api/files/soups.jsonl", content=b'{"text": "soup"}\n' * 9)
+        assert (answer.status_code, answer.json()) == (200, {"name": expected})
+        assert (folder / expected).read_bytes() == b'{"text": "soup"}\n' * 9
+    assert client.get("/api/files").json()["files"][0]["bytes"] == 153
+    assert list((folder / ".studio" / "uploads").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["evil.py", "numpy.SO", "run.sh", "x.pth"])
+def test_programs_are_not_accepted(client, folder, name):
+    answer = client.put(f"/api/files/{name}", content=b"import os")
+    assert answer.status_code == 415
+    assert "is a program" in answer.json()["error"]["message"]
+    assert [path.name for path in folder.iterdir()] == [".studio"]
+
+
+def test_a_full_disk_is_reported_before_the_upload(client, monkeypatch):
+    monkeypatch.setattr(
+        workplace.shutil, "disk_usage", lambda _: SimpleNamespace(free=300 << 20)
+    )
+    answer = client.put(
+        "/api/files/big.txt", content=b"", headers={"Content-Length": str(2 << 30)}
+    )
+    assert answer.status_code == 507
+    assert "2.1 GB" in answer.json()["error"]["message"]
+    monkeypatch.setattr(uploads, "_RESERVE_BYTES", 0)
+    answer = client.put("/api/files/small.txt", content=b"soup")
+    assert answer.status_code == 200
+
+
+def test_an_upload_that_ends_early_leaves_nothing(client, folder):
+    headers = {"Content-Length": "100"}
+    answer = client.put("/api/files/a.txt", content=b"soup", headers=headers)
+    assert answer.status_code == 400
+    assert "ended after 4 bytes of 100 bytes" in answer.json()["error"]["message"]
+    parts = iter([b"so", b"up"])
+    answer = client.put("/api/files/a.txt", content=parts)  # of unknown length
+    assert answer.status_code == 411
+    assert [path.name for path in folder.iterdir()] == [".studio"]
+    assert list((folder / ".studio" / "uploads").iterdir()) == []
+
+
+def test_a_disk_that_fills_during_an_upload_is_reported(client, monkeypatch):
+    def write(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(uploads.os, "fsync", write)
+    answer = client.put("/api/files/a.txt", content=b"soup")
+    assert answer.status_code == 507
+    assert "No space left on device" in answer.json()["error"]["message"]
