@@ -38,7 +38,7 @@ demo: $(READY)  ## prepare, train, evaluate and generate with synthetic recipes
 	@$(BIN)/toque demo $(ARGS)
 
 test: $(READY)  ## run the tests, except slow ones
-	@$(BIN)/python -m pytest -q -n 2 $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --durations=40 $(ARGS)
 
 test-slow: $(READY)  ## run the slow tests
 	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(ARGS)
