@@ -177,7 +177,7 @@ def cli_page(app: App) -> str:
         f"| [`toque {name}`](#toque-{name}) | {_inline(_summary(app[name]))} |"
         for name in commands
     ]
-    index = ["| command | |", "|---|---|", *rows, ""]
+    index = ["| command | purpose |", "|---|---|", *rows, ""]
     return "\n".join(
         [_CLI_HEAD, *index, *(_command(app[name], name) for name in commands)]
     )
@@ -288,7 +288,7 @@ def _command(command: App, name: str) -> str:
     lines = [f"## toque {name}", "", text.strip(), ""]
     lines += ["```text", f"toque {name} {used}".rstrip(), "```", ""]
     if arguments:
-        lines += ["| argument | default | |", "|---|---|---|"]
+        lines += ["| argument | default | meaning |", "|---|---|---|"]
         lines += [_row(argument) for argument in arguments]
         lines.append("")
     return "\n".join(lines)
