@@ -158,7 +158,7 @@ def test_a_click_on_an_example_writes_it(opened, size):
 
 def test_the_keyboard_alone_is_enough(opened):
     page = opened()
-    for _ in range(2):  # the link over the masthead, then the dish
+    for _ in range(3):  # the link over the masthead, the start, then the dish
         page.keyboard.press("Tab")
     page.keyboard.type(TITLE)
     page.keyboard.press("Tab")
@@ -276,7 +276,7 @@ def test_a_conversation_begins_with_a_greeting_and_examples(opened, talks, size)
     soon(page.locator("#examples button")).to_have_count(3)
     assert page.locator("#greeting h2").is_visible()
     look(page, f"talk-{size}-empty")
-    end = "document.querySelector('form').getBoundingClientRect().bottom - innerHeight"
+    end = "document.querySelector('#request').getBoundingClientRect().bottom - innerHeight"
     assert abs(page.evaluate(end)) < 2
     example = page.locator("#examples button").first
     text = example.inner_text()

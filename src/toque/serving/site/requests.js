@@ -81,9 +81,12 @@ function unreachable(error) {
 export async function failureOf(answer) {
   const message = (await answer.json().catch(() => null))?.error?.message;
   const seconds = Number(answer.headers.get("Retry-After"));
-  const retry = seconds ? ` Try again in ${seconds} second${seconds === 1 ? "" : "s"}.` : "";
-  const text = message ?? `The server answered with status ${answer.status} ${answer.statusText}.`;
-  const failure = new Failure(`${text}${text.includes("Try again") ? "" : retry}`, answer.status);
+  let text = message ?? `The server answered with status ${answer.status} ${answer.statusText}.`;
+  if (seconds) {
+    const retry = `Try again in ${seconds} second${seconds === 1 ? "" : "s"}.`;
+    text = `${text.replace("Try again in a moment.", "").trim()} ${retry}`;
+  }
+  const failure = new Failure(text, answer.status);
   if (answer.status === 401) document.dispatchEvent(new CustomEvent("token-needed", { detail: failure.message }));
   return failure;
 }
