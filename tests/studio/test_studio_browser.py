@@ -1,0 +1,138 @@
+"""The studio in Chromium, from a file to a recipe, with a run that really trains.
+
+`fixtures/browser.py` says how to have accessibility checked, and pictures taken.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fixtures.browser import MARKS, look, pages, soon
+from toque.cooking.cookbook.recipes import write_cookbook
+
+pytestmark = MARKS
+
+
+class Server:
+    """The command `toque studio` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = "0"
+
+    def start(self) -> str:
+        """Start the command, the second time at the same port. Return its address."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "toque", "studio", "--no-browser", "--port", self.port],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "TOQUE_TOKEN": "sesame"},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        address = self.process.stdout.readline().strip()
+        self.port = address.split(":")[2].partition("/")[0]
+        return address
+
+    def kill(self) -> None:
+        """Kill the command, but not the runs that it started."""
+        self.process.kill()
+        self.process.communicate()  # also closes the pipe
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder = tmp_path / "kitchen"
+    folder.mkdir()
+    server = Server(folder)
+    yield server
+    server.kill()
+    for process in psutil.process_iter(["cwd"]):
+        if process.info["cwd"] == str(folder):
+            process.kill()
+
+
+def choose_time(page: Any, time: str) -> None:
+    page.check("[name=time][value='']")
+    page.fill("#time", time)
+
+
+def test_from_a_file_to_a_recipe_with_a_killed_server(browser, server, tmp_path):
+    write_cookbook(tmp_path / "recipes.jsonl", n=300, seed=1)
+    wrong: list[str] = []
+    with pages(browser, wrong) as open_page:
+        page = open_page(server.start())
+        soon(page.locator("#empty")).to_be_visible()
+        look(page, "studio-empty")
+        page.click("text=New run")
+        page.set_input_files("#file", tmp_path / "recipes.jsonl")
+        soon(page.locator(".source")).to_contain_text("300 recipes")
+        choose_time(page, "1 minute")
+        page.wait_for_timeout(600)
+        soon(page.locator("#go")).to_be_enabled()
+        look(page, "studio-new")
+        page.click("#go")
+        soon(page.locator("#controls")).to_contain_text("Stop")
+        soon(page.locator("#head .mark")).to_have_text("running")
+
+        server.kill()
+        soon(page.locator("#problem")).to_contain_text("cannot be reached")
+        server.start()
+        soon(page.locator("#problem")).to_be_hidden()
+        other = open_page(page.url.replace("/#", "/?token=sesame#"), "phone", "dark")
+        soon(other.locator("#head h1")).to_have_text("runs/recipes")
+        soon(page.locator("#head .mark")).to_have_text("ended")
+        soon(page.locator("#controls")).to_contain_text("Train longer")
+        look(page, "studio-ended")
+        assert list(server.folder.glob("runs/*")) == [server.folder / "runs/recipes"]
+
+        page.click("text=Cook with it")
+        page.locator("#ideas button").first.click()
+        page.wait_for_selector(".sheet[aria-busy=false]")
+        page.wait_for_selector(".shopping li, .verdict:not([hidden])")
+        look(page, "studio-recipe")
+
+        page.click("text=Compare")
+        soon(page.locator("#model option")).to_have_count(1)
+        page.fill("#prompt", "Lentil soup: lentils, carrots")
+        page.click("#go")
+        page.click("text=Left is better")
+        soon(page.locator("#wins")).to_contain_text("1 : 0")
+        look(page, "studio-compared")
+
+        page.click("text=Home")
+        page.click(".card h3 a")
+        page.click("text=Delete")
+        soon(page.locator("#undo")).to_contain_text("is in the trash")
+        soon(page.locator("#empty")).to_be_visible()
+        page.click("text=Undo")
+        soon(page.locator(".card")).to_have_count(1)
+        look(page, "studio-home")
+    assert wrong == []
+
+
+def test_a_table_with_unknown_columns(browser, server):
+    rows = "".join(f"Was ist {n}?,Eine Zahl {n}\n" for n in range(80))
+    (server.folder / "zahlen.csv").write_text("frage,antwort\n" + rows)
+    wrong: list[str] = []
+    with pages(browser, wrong) as open_page:
+        page = open_page(server.start(), "phone")
+        page.click("text=New run")
+        page.check("text=zahlen.csv")
+        soon(page.locator("#recognised")).to_contain_text("Choose the columns")
+        look(page, "studio-columns")
+        page.select_option("#part-prompt", "frage")
+        page.select_option("#part-target", "antwort")
+        page.click("text=Use these columns")
+        soon(page.locator(".source")).to_contain_text("80 prompts with answers")
+        soon(page.locator("#go")).to_be_enabled()
+        page.click("#advanced summary")
+        page.fill("#yaml", "run_dir: runs/a\ntrain: {batch: many}\n")
+        soon(page.locator("#yaml-problem")).to_contain_text("Line 2:")
+        soon(page.locator("#go")).to_be_disabled()
+        look(page, "studio-problem")
+    assert wrong == []
