@@ -96,6 +96,28 @@ def file_lock(path: Path, on_busy: OnBusy) -> Iterator[AcquiredLock]:
         lock.release()
 
 
+@contextmanager
+def inheritable_lock(path: Path) -> Iterator[int | None]:
+    """Yield the descriptor of a locked file, or None if another process has the lock.
+
+    A child process that inherits the descriptor keeps the lock until it ends, even if this process
+    is killed.
+
+    Raises:
+        OSError: The file cannot be opened, is a symbolic link, or cannot be locked.
+    """
+    descriptor = open_no_follow(path, os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _acquire(
     lock: FileLock | SoftFileLease, path: Path, on_busy: OnBusy, **patience: Any
 ) -> None:

@@ -55,6 +55,15 @@ def open_new(path: Path) -> int:
     return open_no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
+def new_file(path: Path) -> BinaryIO:
+    """Create a file, open for writing.
+
+    Raises:
+        FileExistsError: A file or a link exists at the path.
+    """
+    return os.fdopen(open_new(path), "wb")
+
+
 def open_plain(path: Path) -> BinaryIO:
     """Open a plain file for reading.
 

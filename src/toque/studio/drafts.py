@@ -31,6 +31,9 @@ _FIELD_OF_ARGUMENT: Final = {
     "columns": "the columns",
 }
 """Names of the arguments of `init` on the page."""
+_PEAK_LR: Final = re.compile(r"(?m)^(  peak_lr: )(\S+)")
+_BATCH: Final = re.compile(r"(?m)^(  batch: )[^#\n]*")
+_LINE: Final = re.compile(r"line:(\d+): ")
 _MAX_TEXT: Final = 200_000
 _REWARDS: Final = """\
 objective:                   # the model writes, scores rate its texts, and it learns from them
@@ -174,8 +177,8 @@ def _with_rewards(text: str, kinds: set[str], base: str) -> str:
     def lower_rate(match: re.Match[str]) -> str:
         return f"{match[1]}{float(match[2]) * _REWARD_LR:.1g}"
 
-    text = re.sub(r"(?m)^(  peak_lr: )(\S+)", lower_rate, text)
-    text = re.sub(r"(?m)^(  batch: )[^#\n]*", rf"\g<1>{_REWARD_BATCH}   ", text)
+    text = _PEAK_LR.sub(lower_rate, text)
+    text = _BATCH.sub(rf"\g<1>{_REWARD_BATCH}   ", text)
     return text.replace("optim:\n", f"{_REWARDS}optim:\n", 1)
 
 
@@ -191,7 +194,7 @@ def check(text: str) -> dict[str, Any]:
         load_text(text, "line")
     except ToqueError as error:
         message = describe_error(error)
-        found = re.match(r"line:(\d+): ", message)
+        found = _LINE.match(message)
         line = None if found is None else int(found[1])
         return {
             "line": line,

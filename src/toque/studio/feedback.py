@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from toque.evaluation.bootstrap import wilson_interval
 from toque.serving.request_errors import RequestError
 from toque.sources.preference_pairs import compare_answers
+from toque.storage.json_files import append_json_lines
 
 FILE: Final = "feedback.jsonl"
 """Pairs in the form that `objective: {kind: dpo}` reads."""
@@ -75,24 +75,12 @@ def add_comparison(folder: Path, comparison: Comparison) -> None:
             "chosen_model": chosen.model,
             "rejected_model": rejected.model,
         }
-    line = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-    try:
-        _append(folder / file, line)
-    except OSError as error:
+    line = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace")
+    error = append_json_lines(folder / file, [line])
+    if error is not None:
         raise RequestError(
             507, f"{file} cannot be written: {error.strerror}."
         ) from error
-
-
-def _append(path: Path, line: bytes) -> None:
-    """Append a line in one write, so that a kill leaves no half line before another line."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        os.write(descriptor, line)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def count_wins(folder: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ later sees whether a process is still alive, even if the earlier server was kill
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import signal
@@ -14,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, final
 
@@ -25,6 +24,8 @@ import psutil
 from toque.errors import ConfigError, Interrupted
 from toque.serving.request_errors import RequestError
 from toque.storage.atomic import atomic_write
+from toque.storage.locks import inheritable_lock
+from toque.storage.no_follow import new_file
 
 _QUEUE: Final = "jobs.json"
 _LOCK: Final = "training.lock"
@@ -168,18 +169,20 @@ class Jobs:
 
     def _is_training(self) -> bool:
         """Check whether a process of this or an earlier server has the lock."""
-        with _open_lock(self._state / _LOCK) as descriptor:
-            return not _try_lock(descriptor)
+        with inheritable_lock(self._state / _LOCK) as descriptor:
+            return descriptor is None
 
     def _start(self, job: Job) -> None:
         """Start the process of a job."""
-        with _open_lock(self._state / _LOCK) as descriptor:
-            if not _try_lock(descriptor):
+        with inheritable_lock(self._state / _LOCK) as descriptor:
+            if descriptor is None:
                 return
             job.state = "starting"
             self._save()
             try:
-                with self._log_of(job.run).open("wb") as log:
+                log_file = self._log_of(job.run)
+                log_file.unlink(missing_ok=True)
+                with new_file(log_file) as log:
                     self._process = subprocess.Popen(  # noqa: S603 - our own command
                         [sys.executable, "-P", "-m", "toque", *job.command],
                         cwd=self._folder,
@@ -237,24 +240,6 @@ def _read_jobs(path: Path) -> list[Job]:
             f"{path} is damaged: {error}. It has the queue of the studio. Move it away to start "
             "with an empty queue. The runs are not affected."
         ) from error
-
-
-@contextmanager
-def _open_lock(path: Path) -> Iterator[int]:
-    """Open the file of the lock. A process that inherits the descriptor keeps the lock."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _start_time(pid: int) -> float:

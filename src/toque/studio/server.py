@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import socket
@@ -17,6 +16,7 @@ from typing import Final
 from toque.errors import ConfigError, needing
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import is_run
+from toque.storage.locks import inheritable_lock
 
 _MAX_PORTS: Final = 20
 """Number of ports that are tried, from the requested one on."""
@@ -104,19 +104,12 @@ def _only_studio(state: Path, folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: Another studio uses the folder.
     """
-    descriptor = os.open(
-        state / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with inheritable_lock(state / "server.lock") as descriptor:
+        if descriptor is None:
             raise ConfigError(
                 f"Another studio already uses {folder}. Open its page, or stop it first."
-            ) from None
+            )
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _open_free_port(host: str, port: int, reporter: Reporter) -> socket.socket:

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from toque.reporter import size_text
 from toque.serving.request_errors import RequestError
 from toque.storage.atomic import link_or_rename
+from toque.storage.no_follow import new_file
 from toque.studio.workplace import Workplace
 
 _MAX_UPLOADS: Final = 4
@@ -72,7 +73,7 @@ class Uploads:
 
     async def _write(self, request: Request, part: Path, n_bytes: int) -> None:
         n_received = 0
-        with part.open("xb") as file:
+        with new_file(part) as file:
             async for block in _blocks(request):
                 n_received += len(block)
                 await run_in_threadpool(file.write, block)

@@ -16,6 +16,7 @@ _STATE: Final = ".studio"
 _MAX_NAME: Final = 120
 """Maximum length of the name of a file, in characters."""
 _PROGRAMS: Final = frozenset({".py", ".pyc", ".pyd", ".so", ".pth", ".sh"})
+_WORD: Final = re.compile(r"[a-z0-9]+")
 _UNSAFE: Final = re.compile(r"[^\w.()+ -]+")
 """Characters that a new file does not get."""
 
@@ -96,7 +97,7 @@ class Workplace:
         >>> Workplace(Path(tempfile.mkdtemp())).new_run("My Recipes (2).jsonl")
         'my-recipes-2'
         """
-        words = re.findall(r"[a-z0-9]+", name.lower().partition(".")[0])
+        words = _WORD.findall(name.lower().partition(".")[0])
         stem = "-".join(words)[:40] or "run"
         for path in _numbered(self.folder, stem, ".yaml"):
             runs = self.folder / "runs" / path.stem
