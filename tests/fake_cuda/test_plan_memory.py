@@ -22,7 +22,11 @@ def held(found: list[Compared]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "way"), [("recipe-t5-small", "whole"), ("agi2-small", "whole")]
+    ("preset", "way"),
+    [
+        pytest.param("recipe-t5-small", "whole", marks=pytest.mark.slow),
+        ("agi2-small", "whole"),
+    ],
 )
 def test_a_plan_counts_what_a_run_on_a_card_takes(on_card, preset, way):
     found = [
@@ -37,7 +41,10 @@ def test_a_plan_counts_what_a_run_on_a_card_takes(on_card, preset, way):
 
 
 @pytest.mark.parametrize("objective", sorted(plan_cases.OBJECTIVES))
-@pytest.mark.parametrize("preset", ["recipe-t5-small", "agi2-small"])
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param("recipe-t5-small", marks=pytest.mark.slow), "agi2-small"],
+)
 def test_a_plan_counts_pairs_copies_and_generated_texts(on_card, preset, objective):
     settings = plan_cases.OBJECTIVES[objective]
     case = plan_cases.Case(preset, "whole", "rtx-4090", False, settings)

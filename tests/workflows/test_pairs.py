@@ -61,7 +61,9 @@ def base_run(folder: Path, family: str, **sections: Any) -> Path:
     return toque.train(config).folder
 
 
-@pytest.fixture(scope="module", params=["llama", "t5"])
+@pytest.fixture(
+    scope="module", params=["llama", pytest.param("t5", marks=pytest.mark.slow)]
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
     return base_run(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -202,7 +204,9 @@ def test_prompts_of_a_file(run):
         toque.pairs(run, "x.jsonl", file="bare.txt", chosen="written")
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize(
+    "family", ["llama", pytest.param("t5", marks=pytest.mark.slow)]
+)
 def test_run_with_an_adapter(tmp_path, family):
     base = base_run(tmp_path, family)
     config = toque.configure(

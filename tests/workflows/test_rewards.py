@@ -59,7 +59,10 @@ def broken(prompts, texts, references):
 """
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2", "t5"])
+FAMILIES = ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "t5"))]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def begun(request: pytest.FixtureRequest, tmp_path_factory: Any) -> toque.RunConfig:
     """A configuration that starts from a model that says two random words."""
     folder = tmp_path_factory.mktemp(request.param)
