@@ -13,7 +13,7 @@ from toque.data.loader.batch_stream import RewardedText
 from toque.evaluation.evaluator import Evaluation, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text, one_line
-from toque.runs.metric_names import ACCURACY, REWARD, metric_named
+from toque.runs.metric_names import ACCURACY, MAIN_SCORES, REWARD, metric_named
 from toque.runs.run_record import BITS
 from toque.storage.no_follow import current_path
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
@@ -36,8 +36,6 @@ _SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
 """Scores in the log. metrics.jsonl has all scores."""
 _EXCERPT_LINES: Final = 3
 """Maximum number of lines in an excerpt at the end of a run."""
-_MAIN: Final = ("cookable", "recipe_score", "rougeL")
-"""Main scores in order of preference. The progress line shows the first available score."""
 _TITLES: Final = {"bleu": "BLEU, of 100"} | {
     f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"
 }
@@ -129,7 +127,9 @@ def choose_main_score(names: Collection[str], watched: Sequence[str] = ()) -> st
     >>> choose_main_score(["bleu", "recipe_score"]), choose_main_score(["bleu"])
     ('recipe_score', 'bleu')
     """
-    return next((name for name in (*watched, *_MAIN, *names) if name in names), "")
+    return next(
+        (name for name in (*watched, *MAIN_SCORES, *names) if name in names), ""
+    )
 
 
 def format_excerpt(sample: Sample, *, columns: int) -> str:

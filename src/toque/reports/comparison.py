@@ -31,6 +31,7 @@ from toque.reports.page import (
 from toque.runs.metric_names import (
     LOSSES,
     PAIR_LOSS,
+    SUMMARY_SCORES,
     metric_named,
     name_pair_loss,
 )
@@ -47,8 +48,7 @@ METHOD: Final = (
 _LOSSES: Final = ("loss", "bits_per_byte")
 """Metrics of imitation. They do not rank runs with other objectives."""
 _IMITATION: Final = "sft"
-_SCORES: Final = ("cookable", "recipe_score")
-_PRIMARY: Final = (*_LOSSES, *_SCORES)
+_PRIMARY: Final = (*_LOSSES, *SUMMARY_SCORES)
 """Metrics that decide which run is better."""
 _NONE: Final = "-"
 _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
@@ -350,7 +350,7 @@ class Comparison:
         first = next(iter(self.runs))
         by_name = {d.measure: d for d in self.differences[other]}
         imitate = self.runs[first].imitates and self.runs[other].imitates
-        measures = _PRIMARY if imitate else _SCORES
+        measures = _PRIMARY if imitate else SUMMARY_SCORES
         primary = [by_name[name] for name in measures if name in by_name]
         if not primary and by_name:
             return (

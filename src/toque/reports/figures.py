@@ -17,6 +17,7 @@ from toque.runs.metric_names import (
     METRIC_NAMES,
     PAIR_LOSS,
     REWARD,
+    SUMMARY_SCORES,
     metric_named,
 )
 
@@ -48,7 +49,7 @@ _NOT_SCORES: Final = (
 """Curves that are not plotted as scores. A loss has its own plot. Perplexity repeats the loss, and
 the rewards of both answers repeat their log-probabilities.
 """
-_FIRST_SCORES: Final = ("held-out cookable", "held-out recipe_score")
+_FIRST_SCORES: Final = tuple(f"held-out {name}" for name in SUMMARY_SCORES)
 
 
 class _Plot(NamedTuple):

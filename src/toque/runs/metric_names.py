@@ -16,6 +16,10 @@ LOSSES: Final = ("loss", PAIR_LOSS)
 ACCURACY: Final = "rewards/accuracies"
 """Share of the pairs with a higher reward for the chosen answer. Only a loss of pairs has it."""
 MARGIN: Final = "rewards/margins"
+SUMMARY_SCORES: Final = ("cookable", "recipe_score")
+"""Scores of an entire recipe, the most informative first."""
+MAIN_SCORES: Final = (*SUMMARY_SCORES, "rougeL")
+"""Scores in order of preference where only one score is shown."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import psutil
 
 from toque.hardware.processor import usable_cores
 from toque.reports.svg_charts import draw_spark
-from toque.runs.metric_names import REWARD, metric_named
+from toque.runs.metric_names import MAIN_SCORES, REWARD, metric_named
 from toque.runs.run_record import CONFIG, RunRecord
 from toque.runs.run_state import state_of
 from toque.studio.jobs import Job
@@ -22,8 +22,6 @@ from toque.studio.workplace import Workplace
 _SOURCE: Final = re.compile(r"(?m)^  - path: (.+?)(?:  #.*)?$")
 """Line of a source in the configuration of a run. Untrusted YAML is not parsed."""
 _MAX_SOURCES: Final = 3
-_SCORES: Final = ("cookable", "recipe_score", "rougeL")
-"""Scores of a card, the most informative first."""
 _DATA_FILES: Final = (
     ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".md", ".html", ".htm",
     ".jsonl.gz", ".json.gz", ".csv.gz", ".txt.gz", ".jsonl.zst", ".zip", ".xml", ".yaml.gz",
@@ -181,7 +179,7 @@ def _main_score(run: RunRecord) -> dict[str, Any] | None:
     scores = dict(generated) if isinstance(generated, dict) else {}
     if not scores and run.history.evaluations:
         scores = dict(run.history.evaluations[-1].metrics)
-    for name in _SCORES:
+    for name in MAIN_SCORES:
         value = scores.get(name)
         if isinstance(value, int | float):
             return {"title": metric_named(name).title, "value": float(value)}
