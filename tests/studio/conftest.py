@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from toque.serving.gate import Limits
 from toque.studio.application import build_studio
+from toque.studio.workplace import Workplace
 
 TOKEN = secrets.token_hex()
 
@@ -24,6 +25,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def client(folder: Path) -> Iterator[TestClient]:
-    app = build_studio(folder, token=TOKEN, hosts=None, limits=Limits())
+    app = build_studio(Workplace(folder), token=TOKEN, hosts=None, limits=Limits())
     with TestClient(app, headers={"Authorization": f"Bearer {TOKEN}"}) as client:
         yield client

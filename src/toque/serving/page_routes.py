@@ -36,6 +36,7 @@ from toque.cooking.shopping_list import (
     unlisted_item,
 )
 from toque.evaluation.constrained_choice import choose
+from toque.models.loading.provenance import Provenance
 from toque.serving.batcher import Batcher, ServedModel, ServedModels
 from toque.serving.gate import Limits
 from toque.serving.request_body import read_request
@@ -203,15 +204,19 @@ def _find_questions(served: ServedModel, recipe: Recipe) -> dict[Task, list[int]
     return questions
 
 
-def _describe(served: ServedModel) -> Json:
+def describe_model(name: str, record: Provenance, form: str) -> Json:
     """Describe a model and its tasks for the page. The prompts of tasks have fields in braces."""
     tasks = [
         {"name": task.name, "prompt": blank_text(task.prompt)}
-        for task in served.record.own_tasks
+        for task in record.own_tasks
     ]
+    return {"name": name, "form": form, "tasks": tasks}
+
+
+def _describe_served(served: ServedModel) -> Json:
     # A chat template is enough for a conversation, even if the model's training is unknown.
     form = served.record.form if served.chat is None else "conversations"
-    return {"name": served.name, "form": form, "tasks": tasks}
+    return describe_model(served.name, served.record, form)
 
 
 def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
@@ -219,7 +224,7 @@ def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[
 
     async def list_models(_: Request) -> Response:
         return JSONResponse(
-            {"models": [_describe(served) for served in models.values()]}
+            {"models": [_describe_served(served) for served in models.values()]}
         )
 
     def answer_route(path: str, kind: type[_PageRequest]) -> Route:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Final
 
 from toque.runs.places import RunFinder
@@ -22,24 +21,23 @@ _WATCH_SECONDS: Final = 1.0
 
 
 def build_studio(
-    folder: Path, *, token: str, hosts: Collection[str] | None, limits: Limits
+    workplace: Workplace, *, token: str, hosts: Collection[str] | None, limits: Limits
 ) -> Gate:
     """Build the ASGI application of a studio.
 
     Args:
-        folder: Folder of the studio, which must be the working folder.
+        workplace: Folder of the studio, which must be the working folder.
         token: Token of the server; see `Login`.
         hosts: Allowed Host headers; see `Gate`.
         limits: Limits on memory and time.
     """
-    workplace = Workplace(folder)
     models = ServedModels([])
     batcher = Batcher(models, rows=limits.rows, queue=limits.queue)
     watcher = Watcher(RunFinder(workplace.folder), every=_WATCH_SECONDS)
     studio = Studio(
         workplace,
         watcher,
-        ModelPool(workplace, models, batcher),
+        ModelPool(workplace, batcher),
         Jobs(workplace.folder, workplace.state),
     )
     return build_app(

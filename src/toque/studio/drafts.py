@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +21,7 @@ from toque.studio.workplace import Workplace
 from toque.workflows.first_config.init import init, survey_files
 from toque.workflows.first_config.source_survey import RECIPES, SurveyedSource
 from toque.workflows.plan.plan import plan
+from toque.workflows.trained_model.folders import finished_model
 
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
 _FIELD_OF_ARGUMENT: Final = {
@@ -104,7 +104,7 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
     files = _existing(workplace, request.files)
     base = "scratch"
     if request.base:
-        base = workplace.name_of(_base_folder(workplace, request.base))
+        base = workplace.name_of(finished_model(workplace.path(request.base)))
     name = workplace.new_run(request.name)
     drafts = workplace.state / "drafts"
     draft = drafts / f"{name}.yaml"
@@ -145,17 +145,6 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
 def _existing(workplace: Workplace, names: Sequence[str]) -> list[str]:
     """Return names of existing files, which the working folder resolves."""
     return [workplace.name_of(workplace.path(name)) for name in names]
-
-
-def _base_folder(workplace: Workplace, name: str) -> Path:
-    """Return the folder of a model, or of the finished model of a run.
-
-    Raises:
-        RequestError: The folder does not exist.
-    """
-    folder = workplace.path(name)
-    model = folder / "model"
-    return model if model.is_dir() else folder
 
 
 def _with_rewards(text: str, kinds: set[str], base: str) -> str:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from toque.serving.request_errors import RequestError
 from toque.storage.no_follow import open_plain
-from toque.studio.workplace import Workplace
+from toque.studio.workplace import Workplace, free_path
+from toque.workflows.trained_model.folders import finished_model
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 EXPORTS: Final = "exports"
 """Folder of the exports in the folder of the studio."""
-FORMATS: Final = ("hf", "gguf", "adapter")
 _BLOCK_BYTES: Final = 1 << 20
 
 
@@ -36,7 +36,7 @@ async def export_model(workplace: Workplace, model: str, form: str) -> dict[str,
     source = workplace.name_of(workplace.path(model))
     parent = workplace.folder / EXPORTS
     parent.mkdir(exist_ok=True)
-    target = _new_folder(parent, f"{Path(source).name}-{form}")
+    target = free_path(parent, f"{Path(source).name}-{form}")
     to = workplace.name_of(target)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "toque", "export", source, "--to", to, "--format", form,
@@ -50,28 +50,17 @@ async def export_model(workplace: Workplace, model: str, form: str) -> dict[str,
     return {"name": to, "message": message}
 
 
-def _new_folder(parent: Path, name: str) -> Path:
-    """Return the path of a new folder: `name`, or with a number if it exists."""
-    path = parent / name
-    number = 1
-    while path.exists():
-        number += 1
-        path = parent / f"{name}-{number}"
-    return path
-
-
 def read_card(workplace: Workplace, model: str) -> str:
     """Return the model card of a run or model folder. Without a card it is empty.
 
     Raises:
         RequestError: The model does not exist.
     """
-    folder = workplace.path(model)
-    for card in (folder / "model" / "README.md", folder / "README.md"):
-        if card.is_file() and not card.is_symlink():
-            with open_plain(card) as file:
-                return file.read(_BLOCK_BYTES).decode("utf-8", "replace")
-    return ""
+    card = finished_model(workplace.path(model)) / "README.md"
+    if not card.is_file() or card.is_symlink():
+        return ""
+    with open_plain(card) as file:
+        return file.read(_BLOCK_BYTES).decode("utf-8", "replace")
 
 
 def zip_export(workplace: Workplace, name: str) -> Iterator[bytes]:

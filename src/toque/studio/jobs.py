@@ -80,6 +80,11 @@ class Jobs:
         with self._mutex:
             return [msgspec.structs.replace(job) for job in self._jobs]
 
+    def has(self, run: str) -> bool:
+        """Check whether a run waits or is being trained."""
+        with self._mutex:
+            return any(job.run == run and job.state != "failed" for job in self._jobs)
+
     def add(self, run: str, command: Sequence[str]) -> Job:
         """Add a job to the end of the queue, and start it if nothing is being trained.
 
@@ -89,9 +94,8 @@ class Jobs:
             RequestError: The run already waits or is being trained.
         """
         with self._mutex:
-            for job in self._jobs:
-                if job.run == run and job.state != "failed":
-                    raise RequestError(409, f"{run} is already in the queue.")
+            if self.has(run):
+                raise RequestError(409, f"{run} is already in the queue.")
             self._jobs = [job for job in self._jobs if job.run != run]
             job = Job(secrets.token_hex(6), run, list(command), queued=time.time())
             self._jobs.append(job)
@@ -133,25 +137,31 @@ class Jobs:
         with self._mutex:
             if self._process is not None:
                 self._process.poll()  # removes the entry of an ended process
-            if self._is_training():
+            with inheritable_lock(self._state / _LOCK) as lock:
+                if (
+                    lock is not None
+                ):  # no process of this or an earlier server is training
+                    self._start_next(lock)
+
+    def _start_next(self, lock: int) -> None:
+        """Record the end of the last process, and start the first waiting job.
+
+        Args:
+            lock: Descriptor of the locked file.
+        """
+        for job in [job for job in self._jobs if job.state == "training"]:
+            self._record_end(job)
+        for job in self._jobs:
+            # If a job is starting, the server was killed before the process began, or the process
+            # has ended since. The command continues a run exactly, and does nothing for a finished
+            # run.
+            if job.state in ("waiting", "starting"):
+                self._start(job, lock)
                 return
-            for job in [job for job in self._jobs if job.state == "training"]:
-                self._record_end(job)
-            for job in self._jobs:
-                if job.state == "starting":
-                    # The server was killed before the process began, or it has ended since. The
-                    # command continues a run exactly, and does nothing for a finished run.
-                    job.state = "waiting"
-            for job in self._jobs:
-                if job.state == "waiting":
-                    self._start(job)
-                    return
 
     def log(self, run: str) -> str:
         """Return the end of the newest log of a run. Without a log it is empty."""
-        with self._mutex:
-            path = self._log_of(run)
-        with suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), self._log_of(run).open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _MAX_LOG_BYTES))
             return file.read().decode("utf-8", "replace")
@@ -167,42 +177,32 @@ class Jobs:
                 return job
         raise RequestError(404, "This job is not in the queue any more.")
 
-    def _is_training(self) -> bool:
-        """Check whether a process of this or an earlier server has the lock."""
-        with inheritable_lock(self._state / _LOCK) as descriptor:
-            return descriptor is None
-
-    def _start(self, job: Job) -> None:
-        """Start the process of a job."""
-        with inheritable_lock(self._state / _LOCK) as descriptor:
-            if descriptor is None:
-                return
-            job.state = "starting"
-            self._save()
-            try:
-                log_file = self._log_of(job.run)
-                log_file.unlink(missing_ok=True)
-                with new_file(log_file) as log:
-                    self._process = subprocess.Popen(  # noqa: S603 - our own command
-                        [sys.executable, "-P", "-m", "toque", *job.command],
-                        cwd=self._folder,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        # -P: a file of the folder never replaces a module of Python.
-                        pass_fds=(
-                            descriptor,
-                        ),  # the process keeps the lock until it ends
-                        start_new_session=True,  # Ctrl-C in the terminal ends only the server
-                    )
-            except OSError as error:
-                job.state = "failed"
-                job.message = f"The command cannot be started: {error.strerror}."
-            else:
-                job.state = "training"
-                job.pid = self._process.pid
-                job.began = _start_time(job.pid)
-            self._save()
+    def _start(self, job: Job, lock: int) -> None:
+        """Start the process of a job, which keeps the lock until it ends."""
+        job.state = "starting"
+        self._save()
+        log_file = self._log_of(job.run)
+        try:
+            log_file.unlink(missing_ok=True)
+            with new_file(log_file) as log:
+                self._process = subprocess.Popen(  # noqa: S603 - our own command
+                    # -P: a file of the folder never replaces a module of Python.
+                    [sys.executable, "-P", "-m", "toque", *job.command],
+                    cwd=self._folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[lock],
+                    start_new_session=True,  # Ctrl-C in the terminal ends only the server
+                )
+        except OSError as error:
+            job.state = "failed"
+            job.message = f"The command cannot be started: {error.strerror}."
+        else:
+            job.state = "training"
+            job.pid = self._process.pid
+            job.began = _start_time(job.pid)
+        self._save()
 
     def _record_end(self, job: Job) -> None:
         """Remove a job if its process ended as intended. Otherwise, record its failure."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -12,10 +11,11 @@ import psutil
 from starlette.concurrency import run_in_threadpool
 
 from toque.errors import ToqueError
+from toque.hardware.ending_thread import call_in_ending_thread
 from toque.reporter import size_text
-from toque.serving.batcher import Batcher, ServedModels
+from toque.serving.batcher import Batcher
+from toque.serving.page_routes import describe_model
 from toque.serving.request_errors import RequestError
-from toque.sources.documents import blank_text
 from toque.studio.records import record_of
 from toque.studio.workplace import Workplace
 from toque.workflows.inference.open_served import open_models
@@ -32,15 +32,11 @@ class ModelPool:
 
     Args:
         workplace: Folder of the studio.
-        models: The served models, which the pool changes.
-        batcher: Batch of the served models.
+        batcher: Batch of the open models.
     """
 
-    def __init__(
-        self, workplace: Workplace, models: ServedModels, batcher: Batcher
-    ) -> None:
+    def __init__(self, workplace: Workplace, batcher: Batcher) -> None:
         self._workplace = workplace
-        self._models = models
         self._batcher = batcher
         self._versions: dict[str, tuple[int, ...]] = {}
         """Version of the files of each open model, the least recently used first."""
@@ -92,9 +88,7 @@ class ModelPool:
     def _load(self, name: str, folder: Path) -> None:
         """Open a model and add it to the batch."""
         _refuse_large(name, folder)
-        # A thread that computes keeps its OpenMP threads until it ends (lab/notes.md, 2026-11-22).
-        with ThreadPoolExecutor(1) as opener:
-            served = opener.submit(open_models, {name: folder}).result()
+        served = call_in_ending_thread(lambda: open_models({name: folder}))
         self._batcher.add(served[name])
 
 
@@ -108,13 +102,8 @@ def describe_models(workplace: Workplace, names: Sequence[str]) -> list[dict[str
     described = []
     for name in names:
         record = record_of(workplace.folder / name)
-        if record is None:  # removed meanwhile, or damaged
-            continue
-        tasks = [
-            {"name": task.name, "prompt": blank_text(task.prompt)}
-            for task in record.own_tasks
-        ]
-        described.append({"name": name, "form": record.form, "tasks": tasks})
+        if record is not None:  # removed meanwhile, or damaged
+            described.append(describe_model(name, record, record.form))
     return described
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 import psutil
 
@@ -15,6 +15,7 @@ from toque.reports.svg_charts import draw_spark
 from toque.runs.metric_names import MAIN_SCORES, REWARD, metric_named
 from toque.runs.run_record import CONFIG, RunRecord
 from toque.runs.run_state import state_of
+from toque.serving.watch_app import Watcher
 from toque.studio.jobs import Job
 from toque.studio.records import record_of
 from toque.studio.workplace import Workplace
@@ -31,13 +32,6 @@ _MAX_FILES: Final = 200
 _MODEL_FILES: Final = ("config.json", "adapter_config.json")
 
 
-class Runs(Protocol):
-    """Reader of the runs of a folder, such as a `Watcher`."""
-
-    def records(self) -> Mapping[str, RunRecord]:
-        """Return the current records by name."""
-
-
 @final
 class Overview:
     """Contents of a studio at a point in time.
@@ -47,7 +41,7 @@ class Overview:
         runs: Reader of its runs.
     """
 
-    def __init__(self, workplace: Workplace, runs: Runs) -> None:
+    def __init__(self, workplace: Workplace, runs: Watcher) -> None:
         self._workplace = workplace
         self._runs = runs
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any, Final, Literal, TypeVar, final
+from typing import Annotated, Any, Final, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from toque.errors import ConfigError
+from toque.hardware.ending_thread import call_in_ending_thread
 from toque.runs.run_state import state_of
 from toque.serving.application import Part
 from toque.serving.gate import Limits
@@ -32,7 +32,6 @@ from toque.studio.uploads import Uploads
 from toque.studio.workplace import Workplace
 from toque.units import Duration
 
-T = TypeVar("T")
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
 _ADVANCE_SECONDS: Final = 0.5
 """Interval at which the queue looks for an ended process."""
@@ -204,7 +203,7 @@ class Studio:
     async def _propose(self, request: drafts.ProposalRequest) -> Any:
         async with self._measuring:
             return await run_in_threadpool(
-                _in_ending_thread, lambda: drafts.propose(self._workplace, request)
+                call_in_ending_thread, lambda: drafts.propose(self._workplace, request)
             )
 
     async def _check(self, request: _TextRequest) -> Any:
@@ -244,11 +243,7 @@ class Studio:
                 "running",
                 "scoring",
             )
-            is_queued = any(
-                job.run == request.run and job.state != "failed"
-                for job in self._jobs.jobs
-            )
-            if is_active or is_queued:
+            if is_active or self._jobs.has(request.run):
                 raise RequestError(
                     409, f"{request.run} is being trained or waits. Stop it first."
                 )
@@ -267,9 +262,3 @@ class Studio:
 
     async def _export(self, request: _ExportRequest) -> Any:
         return await export_model(self._workplace, request.model, request.format)
-
-
-def _in_ending_thread(work: Callable[[], T]) -> T:
-    """Call `work` in a thread that ends. A thread that computes keeps OpenMP threads until then."""
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(work).result()

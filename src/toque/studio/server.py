@@ -11,12 +11,15 @@ import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from toque.errors import ConfigError, needing
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import is_run
 from toque.storage.locks import inheritable_lock
+
+if TYPE_CHECKING:
+    from toque.studio.workplace import Workplace
 
 _MAX_PORTS: Final = 20
 """Number of ports that are tried, from the requested one on."""
@@ -47,23 +50,24 @@ def run_studio(
     with needing("serve", "`toque studio`"):
         from toque.serving.gate import Limits
         from toque.serving.server import Server, allowed_hosts, url_of
+        from toque.studio.workplace import Workplace
     folder = Path(folder)
     _refuse_folder(folder)
     token = token or secrets.token_urlsafe(16)
     hosts = allowed_hosts(host, port=port, token=token, risk="train models")
     os.chdir(folder)  # commands and configurations name files relative to it
-    folder = Path.cwd()
-    state = folder / ".studio"
-    state.mkdir(exist_ok=True)
-    with _only_studio(state, folder), _open_free_port(host, port, reporter) as sock:
+    workplace = Workplace(Path.cwd())
+    workplace.state.mkdir(exist_ok=True)
+    with _only_studio(workplace), _open_free_port(host, port, reporter) as sock:
         with reporter.working("loading torch"):
             from toque.studio.application import build_studio
         limits = Limits()
-        app = build_studio(folder, token=token, hosts=hosts, limits=limits)
+        app = build_studio(workplace, token=token, hosts=hosts, limits=limits)
         address = f"{url_of(host, sock)}/?token={token}"
         reporter.line(address)
         reporter.notice(
-            f"This address opens the studio of {folder}. Ctrl-C stops the page. Training continues."
+            f"This address opens the studio of {workplace.folder}. Ctrl-C stops the page. Training "
+            "continues."
         )
         if browser and _has_desktop():
             webbrowser.open(address)
@@ -98,16 +102,16 @@ def _refuse_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _only_studio(state: Path, folder: Path) -> Iterator[None]:
+def _only_studio(workplace: Workplace) -> Iterator[None]:
     """Lock the folder for this server.
 
     Raises:
         ConfigError: Another studio uses the folder.
     """
-    with inheritable_lock(state / "server.lock") as descriptor:
+    with inheritable_lock(workplace.state / "server.lock") as descriptor:
         if descriptor is None:
             raise ConfigError(
-                f"Another studio already uses {folder}. Open its page, or stop it first."
+                f"Another studio already uses {workplace.folder}. Open its page, or stop it first."
             )
         yield
 

@@ -84,11 +84,7 @@ class Workplace:
             )
         base = _UNSAFE.sub("-", base).strip(" .") or "file"
         stem, dot, suffix = base[-_MAX_NAME:].partition(".")
-        return next(
-            path
-            for path in _numbered(self.folder, stem or "file", f"{dot}{suffix}")
-            if not path.exists()
-        )
+        return free_path(self.folder, stem or "file", f"{dot}{suffix}")
 
     def new_run(self, name: str) -> str:
         """Return a free name for a configuration, its run and its store.
@@ -105,6 +101,11 @@ class Workplace:
             if not any(item.exists() for item in (path, runs, store)):
                 return path.stem
         raise AssertionError("the numbers do not end")
+
+
+def free_path(folder: Path, stem: str, suffix: str = "") -> Path:
+    """Return the first path that does not exist: `stem`, or `stem-2` and so on, with the suffix."""
+    return next(path for path in _numbered(folder, stem, suffix) if not path.exists())
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> Iterator[Path]:

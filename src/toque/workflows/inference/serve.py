@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from toque.errors import ConfigError, needing
+from toque.hardware.ending_thread import call_in_ending_thread
 from toque.models.generation.options import (
     GenerationOptions,
     Precision,
@@ -95,12 +95,9 @@ def serve(
             )
             return served, app
 
-        # A thread that computes owns OpenMP threads until it ends. Together with the threads of the
-        # batch, there would be more threads than cores, and a step would take twice as long
-        # (lab/notes.md, 2026-11-22). So the models are opened in a thread that ends.
         message = "reading " + ", ".join(map(str, folders.values()))
-        with reporter.working(message), ThreadPoolExecutor(1) as opener:
-            served, app = opener.submit(open_app).result()
+        with reporter.working(message):
+            served, app = call_in_ending_thread(open_app)
 
         notes = {
             describe_emulation(precision, model.model) for model in served.values()
