@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +19,7 @@ from toque.serving.request_errors import RequestError
 from toque.sources.layouts import RefusedFileError
 from toque.storage.atomic import atomic_write
 from toque.studio.workplace import Workplace
-from toque.workflows.first_config.init import init, survey_files
+from toque.workflows.first_config.init import draft_config, survey_files
 from toque.workflows.first_config.source_survey import RECIPES, SurveyedSource
 from toque.workflows.plan.plan import plan
 from toque.workflows.trained_model.folders import finished_model
@@ -106,32 +107,25 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
     if request.base:
         base = workplace.name_of(finished_model(workplace.path(request.base)))
     name = workplace.new_run(request.name)
-    drafts = workplace.state / "drafts"
-    draft = drafts / f"{name}.yaml"
     try:
-        result = init(
+        result, text = draft_config(
             files,
-            to=draft,
-            start_from=base,
+            Path(f"{name}.yaml"),
+            start=base,
             for_=request.time,
             columns=dict(request.columns) or None,
-            replace=True,
         )
-        text = draft.read_text(encoding="utf-8").replace(f"{drafts}/", "")
         if request.learn == "rewards":
             kinds = {source.kind for source in result.sources}
             text = _with_rewards(text, kinds, base)
         estimate = plan(load_text(text, name).config)
     except ToqueError as error:
         raise RequestError(422, describe_error(error)) from error
-    finally:
-        draft.unlink(missing_ok=True)
-    remarks = [*result.remarks]
     return {
         "name": name,
         "yaml": text,
         "forecast": result.forecast,
-        "remarks": remarks,
+        "remarks": result.remarks,
         "parameters": estimate.parameters.total,
         "memory_bytes": estimate.memory.total,
         "room_bytes": estimate.memory.room,

@@ -165,13 +165,40 @@ def init(
     """
     source_paths = [sources] if isinstance(sources, str | Path) else list(sources)
     file = named_path(to)
-    start = str(start_from)
     _refuse_early(source_paths, size, file, replace=replace)
-
-    total = parse_run_time(for_)
-    paths, held_out, split_remarks = _choose_splits(
-        [str(path) for path in source_paths]
+    result, text = draft_config(
+        [str(path) for path in source_paths],
+        file,
+        size=size,
+        start=str(start_from),
+        for_=for_,
+        tokenizer=tokenizer,
+        encoding=encoding,
+        columns=columns,
+        reporter=reporter,
     )
+    _write_config(file, text)
+    return result
+
+
+def draft_config(
+    sources: Sequence[str],
+    file: Path,
+    *,
+    size: str | None = None,
+    start: str = "scratch",
+    for_: str,
+    tokenizer: str = "auto",
+    encoding: str = "utf-8",
+    columns: Columns | None = None,
+    reporter: Reporter = SILENT,
+) -> tuple[Initialised, str]:
+    """Return the configuration that `init` writes, and its text. Nothing is written.
+
+    See `init` for the arguments and errors. The run and the store are named after `file`.
+    """
+    total = parse_run_time(for_)
+    paths, held_out, split_remarks = _choose_splits(sources)
     column_settings = source_columns(columns)
     model = {"family": "llama"}
     if start != "scratch":
@@ -201,14 +228,13 @@ def init(
         run = _plan_tuning(draft, local_sources, survey, total, reporter)
     text = render_config(draft, survey, file, run.base, run.plan, run.batch)
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
-    _write_config(file, text)
 
     remarks = [remark for source in survey for remark in source.remarks]
     remarks += [*run.base.remarks, *split_remarks]
     if start == "scratch":
         remarks += remark_on_few_records(survey)
     forecast = "" if run.plan is None else run.plan.forecast(total)
-    return Initialised(file, config, tuple(survey), tuple(remarks), forecast)
+    return Initialised(file, config, tuple(survey), tuple(remarks), forecast), text
 
 
 class _PlannedRun(NamedTuple):

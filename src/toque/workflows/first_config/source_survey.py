@@ -235,6 +235,7 @@ def _survey_source(source: Source) -> SurveyedSource:
     if start.n_usable == 0:
         _refuse_unusable(source, start)
 
+    kind = _kind_of(source)
     scale = 1.0 if is_complete else max(1.0, sum(sizes) / start.bytes_read)
     records = scale * start.n_usable
     if scale > 1.0:
@@ -242,7 +243,7 @@ def _survey_source(source: Source) -> SurveyedSource:
     distinct_share = len(start.keys) / start.n_usable
     return SurveyedSource(
         source.path,
-        kind=_kind_of(source),
+        kind=kind,
         schema=files[0].reader.schema(files[0].path),
         files=len(files),
         records=round(records),
@@ -258,7 +259,7 @@ def _survey_source(source: Source) -> SurveyedSource:
             (_show_prompt(example), example.target[:_SHOWN_CHARACTERS])
             for example in start.examples[:_MAX_EXAMPLES]
         ),
-        languages=_languages_of(start.examples) if _kind_of(source) == RECIPES else (),
+        languages=_languages_of(start.examples) if kind == RECIPES else (),
         sample=_sample_texts(start.texts),
     )
 
