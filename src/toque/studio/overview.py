@@ -44,13 +44,15 @@ class Overview:
     def __init__(self, workplace: Workplace, runs: Watcher) -> None:
         self._workplace = workplace
         self._runs = runs
+        self._contents: dict[str, tuple[RunRecord, int, dict[str, Any]]] = {}
+        """Contents of the files of each run, with the record and version that have them."""
 
     def describe(self, jobs: Sequence[Job]) -> dict[str, Any]:
         """Describe everything that the start view shows."""
         records = self._runs.records()
         by_run = {job.run: job for job in jobs}
         cards = [
-            _describe_run(name, record, by_run.pop(name, None))
+            self._describe_run(name, record, by_run.pop(name, None))
             for name, record in records.items()
         ]
         # A job that waits, or that failed before its run began, has no run folder yet.
@@ -62,6 +64,49 @@ class Overview:
             "runs": cards,
             "models": self.exported_models(),
         }
+
+    def _describe_run(
+        self, name: str, run: RunRecord, job: Job | None
+    ) -> dict[str, Any]:
+        """Describe a run for its card."""
+        history = run.history
+        state = state_of(run)
+        kind: str = state.kind
+        sentence = state.sentence
+        if job is not None and kind not in ("running", "scoring"):
+            kind, sentence = _job_state(job)
+        return {
+            "name": name,
+            "state": kind,
+            "sentence": sentence,
+            "job": None if job is None else job.id,
+            "done": history.done if kind == "running" else None,
+            "seconds_left": history.seconds_left if kind == "running" else None,
+            "form": _form_of(run),
+            "changed": run.written_at,
+            "folder_exists": True,
+            **self._contents_of(name, run),
+        }
+
+    def _contents_of(self, name: str, run: RunRecord) -> dict[str, Any]:
+        """Describe the files of a run, again only if they have changed. Each tab asks often."""
+        version = run.version
+        if name in self._contents:
+            described_run, described_version, contents = self._contents[name]
+            if described_run is run and described_version == version:
+                return contents
+        counts: Any = run.history.start.get("parameters") or {}
+        contents = {
+            "seconds": run.history.progress.seconds,
+            "parameters": counts.get("total"),
+            "score": _main_score(run),
+            "sources": _sources_of(run.text(CONFIG)),
+            "curve": _draw_curve(run),
+            "is_finished": run.is_scored,
+            "saved": run.history.saved,
+        }
+        self._contents[name] = (run, version, contents)
+        return contents
 
     def _describe_machine(self) -> dict[str, Any]:
         memory = psutil.virtual_memory()
@@ -112,35 +157,6 @@ class Overview:
             {"name": path.name, "bytes": state.st_size}
             for path, state in states[:_MAX_FILES]
         ]
-
-
-def _describe_run(name: str, run: RunRecord, job: Job | None) -> dict[str, Any]:
-    """Describe a run for its card."""
-    history = run.history
-    state = state_of(run)
-    kind: str = state.kind
-    sentence = state.sentence
-    if job is not None and kind not in ("running", "scoring"):
-        kind, sentence = _job_state(job)
-    counts: Any = history.start.get("parameters") or {}
-    return {
-        "name": name,
-        "state": kind,
-        "sentence": sentence,
-        "job": None if job is None else job.id,
-        "done": history.done if kind == "running" else None,
-        "seconds_left": history.seconds_left if kind == "running" else None,
-        "seconds": history.progress.seconds,
-        "parameters": counts.get("total"),
-        "score": _main_score(run),
-        "sources": _sources_of(run.text(CONFIG)),
-        "curve": _draw_curve(run),
-        "form": _form_of(run),
-        "is_finished": run.is_scored,
-        "saved": history.saved,
-        "changed": run.written_at,
-        "folder_exists": True,
-    }
 
 
 def _describe_job(job: Job) -> dict[str, Any]:
