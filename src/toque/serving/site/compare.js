@@ -2,7 +2,7 @@
 
 import { at, element, say } from "./dom.js";
 import { loadModels, openModel, randomSeed } from "./models.js";
-import { ask, Failure, write } from "./requests.js";
+import { ask, report, write } from "./requests.js";
 
 const percent = new Intl.NumberFormat("en", { style: "percent" });
 
@@ -29,8 +29,10 @@ export function open({ query }) {
 }
 
 async function start(left) {
+  const loaded = await loadModels(left);
+  if (!loaded) return;
+  models = loaded;
   try {
-    models = await loadModels(left);
     at("second-field").hidden = false;
     const other = models.find(({ name }) => name !== at("model").value) ?? models[0];
     if (other) at("second").value = other.name;
@@ -128,9 +130,4 @@ function showWins(wins) {
   });
   at("counts").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
   at("learn").href = `#/new?file=feedback.jsonl&base=${encodeURIComponent(at("model").value)}`;
-}
-
-function report(failure) {
-  if (!(failure instanceof Failure)) throw failure;
-  say(at("problem"), failure.message);
 }

@@ -41,6 +41,13 @@ export function say(target, text) {
   target.hidden = !text;
 }
 
+/** Call `act` when Escape is pressed. Return a function that ends this. */
+export function onEscape(act) {
+  const listen = (event) => event.key === "Escape" && act();
+  document.addEventListener("keydown", listen);
+  return () => document.removeEventListener("keydown", listen);
+}
+
 /** Connect the buttons − and + next to a number. `onChange` receives every valid number. */
 export function stepper(input, onChange = () => {}) {
   const report = () => input.checkValidity() && input.value && onChange(Number(input.value));

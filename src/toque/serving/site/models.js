@@ -1,11 +1,20 @@
 // The models of the server, for the views that generate texts.
 
 import { at, say } from "./dom.js";
-import { ask } from "./requests.js";
+import { ask, report } from "./requests.js";
 
-/** Fetch the models and fill the two choices. `preferred` is the name of the model to choose first. */
+/**
+ * Fetch the models and fill the two choices. `preferred` is the name of the model to choose first.
+ * Return null after a failure, which the view shows.
+ */
 export async function loadModels(preferred = "") {
-  const { models } = await ask("api/models");
+  let models;
+  try {
+    ({ models } = await ask("api/models"));
+  } catch (failure) {
+    report(failure);
+    return null;
+  }
   const names = models.map(({ name }) => name);
   at("model").replaceChildren(...names.map((name) => new Option(name)));
   if (names.includes(preferred)) at("model").value = preferred;

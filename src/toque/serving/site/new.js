@@ -2,7 +2,7 @@
 
 import { at, button, element, say } from "./dom.js";
 import { linkTo, short, size } from "./format.js";
-import { ask, failureOf, Failure } from "./requests.js";
+import { ask, failureOf, report } from "./requests.js";
 
 const PARTS = {
   text: "Text to continue",
@@ -76,7 +76,7 @@ async function prepare(base) {
     files = new Set([...files].filter((name) => known.has(name)));
     showFiles(list.files);
   } catch (failure) {
-    report(failure);
+    showProblem(failure);
     return;
   }
   explainBase();
@@ -110,7 +110,7 @@ async function upload(chosen) {
   try {
     showFiles((await ask("api/files")).files);
   } catch (failure) {
-    report(failure);
+    showProblem(failure);
   }
   await recognise();
 }
@@ -157,7 +157,7 @@ async function recognise() {
     answer = await ask("api/recognise", { files: [...files], columns });
   } catch (failure) {
     place.replaceChildren();
-    report(failure);
+    showProblem(failure);
     return;
   }
   if (answer.problem) {
@@ -249,7 +249,7 @@ async function propose() {
     proposal = await ask("api/propose", body, signal);
   } catch (failure) {
     if (failure.name === "AbortError") return;
-    report(failure);
+    showProblem(failure);
     at("measuring").hidden = true;
     return;
   }
@@ -289,7 +289,7 @@ async function check() {
     say(at("yaml-problem"), problem ? `${line ? `Line ${line}: ` : ""}${problem}` : "");
     at("yaml").ariaInvalid = problem ? "true" : "false";
   } catch (failure) {
-    report(failure);
+    showProblem(failure);
   }
 }
 
@@ -300,13 +300,12 @@ async function start() {
     const { run } = await ask("api/start", { name: at("name").value, yaml: at("yaml").value });
     location.hash = linkTo("runs", run);
   } catch (failure) {
-    report(failure);
+    showProblem(failure);
     at("go").disabled = false;
   }
 }
 
-function report(failure) {
-  if (!(failure instanceof Failure)) throw failure;
-  say(at("problem"), failure.message);
+function showProblem(failure) {
+  report(failure);
   at("problem").scrollIntoView({ block: "nearest" });
 }

@@ -1,11 +1,19 @@
 // Requests to the server of this page. An error is a Failure with a message for people.
 
+import { at, say } from "./dom.js";
+
 /** Error with a message for people. */
 export class Failure extends Error {
   constructor(message, status = 0) {
     super(message);
     this.status = status;
   }
+}
+
+/** Show the message of a Failure, by default as the problem of the view. Throw any other error. */
+export function report(failure, show = (text) => say(at("problem"), text)) {
+  if (!(failure instanceof Failure)) throw failure;
+  show(failure.message);
 }
 
 /** Send a GET, or a POST if there is a body. Return the JSON of the answer. */

@@ -3,6 +3,7 @@
 import { Controls } from "./controls.js";
 import { at, say } from "./dom.js";
 import { morph } from "./morph.js";
+import { repeat } from "./poll.js";
 import { failureOf } from "./requests.js";
 
 const RETRY_MS = 2000; // pause after a failed request
@@ -23,7 +24,7 @@ class LiveView {
   #stopper = new AbortController();
   #request = new AbortController();
   #version = ""; // version of the shown contents
-  #wake = () => {};
+  #wake;
 
   /** `over` has the names of the runs in the plots. Empty means the server's choice. */
   constructor(name, over) {
@@ -32,7 +33,7 @@ class LiveView {
     const { signal } = this.#stopper;
     document.addEventListener("click", (event) => this.#onClick(event), { signal });
     document.addEventListener("change", (event) => this.#onChange(event), { signal });
-    void this.#poll();
+    this.#wake = repeat(() => this.#update(), signal);
   }
 
   stop() {
@@ -65,22 +66,10 @@ class LiveView {
     this.#wake();
   }
 
-  /** Request changes until the view is closed, also after a lost connection. */
-  async #poll() {
-    const { signal } = this.#stopper;
-    while (!signal.aborted) {
-      this.#request = new AbortController();
-      const pause = await this.#update(AbortSignal.any([signal, this.#request.signal]));
-      if (signal.aborted || pause === null) return;
-      await new Promise((resolve) => {
-        this.#wake = resolve;
-        setTimeout(resolve, pause);
-      });
-    }
-  }
-
   /** Request the changes and show them. Return the pause before the next request, or null to stop. */
-  async #update(signal) {
+  async #update() {
+    this.#request = new AbortController();
+    const signal = AbortSignal.any([this.#stopper.signal, this.#request.signal]);
     const query = new URLSearchParams(this.over.map((name) => ["over", name]));
     if (this.name) query.set("show", this.name);
     query.set("since", this.#version);

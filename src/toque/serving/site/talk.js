@@ -1,8 +1,8 @@
 // The conversation view: one or two models answer. The tab stores the conversation until it is closed.
 
-import { at, button, element, say } from "./dom.js";
+import { at, button, element, onEscape, say } from "./dom.js";
 import { chosenModels, loadModels, openModel, randomSeed } from "./models.js";
-import { Failure, write } from "./requests.js";
+import { report, write } from "./requests.js";
 
 const HINTS = {
   pairs: "This model was trained on single questions. It receives each question without the earlier ones.",
@@ -39,7 +39,7 @@ export function open({ names }) {
     event.preventDefault();
     if (!writing) at("request").requestSubmit();
   });
-  document.addEventListener("keydown", stopOnEscape);
+  const ignoreEscape = onEscape(() => writing?.abort());
   at("model").addEventListener("change", explain);
   at("task").addEventListener("change", () => {
     showTaskPrompt();
@@ -61,22 +61,15 @@ export function open({ names }) {
   void start(names[0]);
   return () => {
     writing?.abort();
-    document.removeEventListener("keydown", stopOnEscape);
+    ignoreEscape();
   };
 }
 
 async function start(preferred) {
-  try {
-    models = await loadModels(preferred);
-  } catch (failure) {
-    report(failure);
-    return;
-  }
+  const loaded = await loadModels(preferred);
+  if (!loaded) return;
+  models = loaded;
   explain();
-}
-
-function stopOnEscape(event) {
-  if (event.key === "Escape") writing?.abort();
 }
 
 /** Describe how the chosen model uses a question, and list its tasks. */
@@ -228,9 +221,4 @@ function store() {
   } catch {
     // Storage is off or full. The conversation stays on the page.
   }
-}
-
-function report(failure) {
-  if (!(failure instanceof Failure)) throw failure;
-  say(at("problem"), failure.message);
 }

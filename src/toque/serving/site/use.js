@@ -2,10 +2,10 @@
 
 import { Chips } from "./chips.js";
 import { compose, recall, titleOf } from "./compose.js";
-import { at, button, element, say, stepper } from "./dom.js";
+import { at, button, element, onEscape, say, stepper } from "./dom.js";
 import { entries, forget, keep } from "./history.js";
 import { chosenModels, loadModels } from "./models.js";
-import { Failure } from "./requests.js";
+import { report } from "./requests.js";
 import { Sheet } from "./sheet.js";
 
 const IDEAS = [
@@ -37,7 +37,7 @@ export function open({ names }) {
     if (writing) writing.abort();
     else void cook(request());
   });
-  document.addEventListener("keydown", stopOnEscape);
+  const ignoreEscape = onEscape(() => writing?.abort());
   at("model").addEventListener("change", explain);
   at("forget").addEventListener("click", () => {
     forget();
@@ -49,22 +49,15 @@ export function open({ names }) {
   void start(names[0]);
   return () => {
     writing?.abort();
-    document.removeEventListener("keydown", stopOnEscape);
+    ignoreEscape();
   };
 }
 
 async function start(preferred) {
-  try {
-    models = await loadModels(preferred);
-  } catch (failure) {
-    report(failure);
-    return;
-  }
+  const loaded = await loadModels(preferred);
+  if (!loaded) return;
+  models = loaded;
   explain();
-}
-
-function stopOnEscape(event) {
-  if (event.key === "Escape") writing?.abort();
 }
 
 /** Describe what a model does with the request if it was not trained on recipes. */
@@ -114,7 +107,7 @@ async function attempt(sheet, work) {
   } catch (failure) {
     sheet.end();
     if (failure.name === "AbortError") sheet.notice("Stopped.");
-    else report(failure, sheet);
+    else showProblem(failure, sheet);
   }
 }
 
@@ -131,14 +124,15 @@ function showSheets(request, names) {
 }
 
 /** Show an error on the sheet with its text, or below the form if no text has arrived. */
-function report(failure, sheet = null) {
-  if (!(failure instanceof Failure)) throw failure;
-  if (sheet?.text) sheet.notice(failure.message);
-  else {
-    sheet?.root.remove();
-    say(at("problem"), failure.message);
-  }
-  if (!at("sheets").children.length) at("empty").hidden = false;
+function showProblem(failure, sheet) {
+  report(failure, (text) => {
+    if (sheet.text) sheet.notice(text);
+    else {
+      sheet.root.remove();
+      say(at("problem"), text);
+    }
+    if (!at("sheets").children.length) at("empty").hidden = false;
+  });
 }
 
 function idea([dish, foods]) {
