@@ -152,6 +152,16 @@ def start_studio(folder: Path) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
+def refused(folder: Path) -> str:
+    """The error of a studio that does not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "toque", "studio", "--port", "0"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    return done.stderr
+
+
 def test_the_command_prints_an_address_that_opens_the_page(tmp_path):
     process, address = start_studio(tmp_path)
     try:
@@ -162,20 +172,10 @@ def test_the_command_prints_an_address_that_opens_the_page(tmp_path):
             base = str(page.url)
             assert browser.get(f"{base}api/home").json()["runs"] == []
         assert httpx.get(f"{base}api/home").status_code == 401
-        second = subprocess.run(
-            [sys.executable, "-m", "toque", "studio", "--port", "0"],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert second.returncode == 2
-        assert "Another studio already uses" in second.stderr
+        assert "Another studio already uses" in refused(tmp_path)
     finally:
         process.kill()
         process.wait()
     jobs = tmp_path / ".studio" / "jobs.json"
     jobs.write_text("{broken")
-    damaged = subprocess.run(
-        [sys.executable, "-m", "toque", "studio", "--port", "0"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert damaged.returncode == 2
-    assert "jobs.json is damaged" in damaged.stderr
+    assert "jobs.json is damaged" in refused(tmp_path)
