@@ -130,6 +130,27 @@ def test_products_have_the_precision_that_was_asked_for(served):
     assert found["bf16"] != pytest.approx(found["float32"], abs=1e-4)
 
 
+def test_a_model_with_orders_is_not_removed(gpt2):
+    (prompt,) = prompts(gpt2, 1)
+
+    async def work(batcher):
+        only_prompt = Order(prompt, 0, GREEDY)
+        with batcher.ticket(gpt2, [only_prompt]):
+            assert not await batcher.remove("tiny")
+        assert await written(batcher, gpt2, [Order(prompt, 2, GREEDY)])
+        assert await batcher.remove("tiny")
+        with (
+            pytest.raises(RequestError, match="was closed meanwhile"),
+            batcher.ticket(gpt2, [Order(prompt, 2, GREEDY)]),
+        ):
+            pass
+        await asyncio.to_thread(batcher.add, gpt2)
+        return await written(batcher, gpt2, [Order(prompt, 24, GREEDY)])
+
+    (ids,), _ = within(ServedModels([gpt2]), work)
+    assert ids == alone(gpt2, prompt)
+
+
 def test_a_model_that_cannot_begin_again_fails_alone_and_recovers(gpt2):
     """As where memory is short after a failure: the thread goes on, and others are answered."""
     broken = replace(gpt2, name="broken", model=copy.deepcopy(gpt2.model))

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import toque
 from toque.config import load_text
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.studio import drafts
 from toque.studio.workplace import Workplace
+from toque.workflows.plan import run_estimate
 
 SECONDS = "2 minutes"
 
@@ -80,34 +80,58 @@ def test_a_proposal_is_a_valid_configuration_with_its_forecast(client):
     assert found["fits"]
     assert 0 < found["memory_bytes"] < found["room_bytes"]
     assert 0 < found["disk_bytes"] < found["free_disk_bytes"]
-    assert client.post("/api/check", json={"yaml": found["yaml"]}).json() == {}
+    needs = client.post("/api/check", json={"yaml": found["yaml"]}).json()
+    assert needs["disk_bytes"] == found["disk_bytes"]
 
     wrong = client.post("/api/propose", json=request | {"time": "5 epochs"})
     assert wrong.status_code == 422
     assert wrong.json()["error"]["message"].startswith("the time")
     rewards = client.post("/api/propose", json=request | {"learn": "rewards"})
-    assert "Choose one as the base" in rewards.json()["error"]["message"]
+    assert "the base must name one" in rewards.json()["error"]["message"]
 
 
-def test_rewards_change_the_objective_and_the_rate():
-    text = """run_dir: runs/a
-model: {start_from: runs/b/model}
-data: {sources: [{path: a.jsonl}], store: s}
-optim:
-  peak_lr: 0.0004   # lower it
-  schedule: cosine
-train:
-  batch: 4096 tokens          # per update
-"""
-    config = load_text(
-        drafts._with_rewards(text, {"recipes"}, "runs/b/model"), "line"
-    ).config
-    assert config.objective.kind == "grpo"
-    assert config.objective.rewards == {"cookable": 1.0}
-    assert config.optim.peak_lr == pytest.approx(4e-5)
-    assert str(config.train.batch) == "8 examples"
-    with pytest.raises(toque.errors.ConfigError, match="score recipes"):
-        drafts._with_rewards(text, {"documents"}, "runs/b/model")
+@pytest.mark.usefixtures("place")
+def test_what_would_fit_is_shown_before_the_start(client, monkeypatch):
+    monkeypatch.setattr(run_estimate, "free_bytes", lambda _: 700 << 20)
+    request = {"name": "recipes.jsonl", "files": ["recipes.jsonl"], "time": SECONDS}
+    text = client.post("/api/propose", json=request).json()["yaml"]
+    large = text.replace("2048 tokens", "262144 tokens").replace(
+        "hidden_size: 64", "hidden_size: 1024"
+    )
+    needs = client.post("/api/check", json={"yaml": large}).json()
+    assert not needs["fits"]
+    assert needs["memory_bytes"] > needs["room_bytes"]
+    assert isinstance(needs["changes"], list)
+
+
+def test_files_are_read_again_only_after_a_change(client, place, monkeypatch):
+    read: list[list[str]] = []
+    survey = drafts.survey_files
+
+    def read_files(files, columns):
+        read.append(files)
+        return survey(files, columns)
+
+    monkeypatch.setattr(drafts, "survey_files", read_files)
+    request = {"name": "recipes.jsonl", "files": ["recipes.jsonl"]}
+    for time in (SECONDS, "4 minutes"):
+        answer = client.post("/api/propose", json=request | {"time": time})
+        assert answer.status_code == 200, answer.text
+    assert len(read) == 1
+    with (place.folder / "recipes.jsonl").open("a") as file:
+        file.write("{}\n")
+    client.post("/api/recognise", json={"files": ["recipes.jsonl"]})
+    assert len(read) == 2
+
+
+def test_settings_of_a_run_are_copied_for_a_new_one(client, place):
+    run = place.folder / "runs" / "soup"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("seed: 3\nrun_dir: runs/soup   # of this run\n")
+    found = client.get("/api/config?run=runs/soup").json()
+    assert found["name"] == "soup-2"
+    assert found["yaml"] == "seed: 3\nrun_dir: runs/soup-2   # of this run\n"
+    assert client.get("/api/config?run=runs/cake").status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
 """Paths of a studio: requests reach nothing outside of its folder."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
+from studio.conftest import TOKEN
+from toque.serving.gate import Limits
 from toque.serving.request_errors import RequestError
 from toque.studio import uploads, workplace
+from toque.studio.application import build_studio
 from toque.studio.workplace import Workplace
 
 OUTSIDE = (
@@ -91,6 +96,31 @@ def test_files_are_uploaded_and_never_replaced(client, folder):
         assert (folder / expected).read_bytes() == b'{"text": "soup"}\n' * 9
     assert client.get("/api/files").json()["files"][0]["bytes"] == 153
     assert list((folder / ".studio" / "uploads").iterdir()) == []
+
+
+def test_of_many_uploads_at_a_time_some_are_refused_and_none_is_damaged(folder):
+    app = build_studio(Workplace(folder), token=TOKEN, hosts=None, limits=Limits())
+    content = b"soup" * 300_000
+
+    async def upload_all() -> list[httpx.Response]:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app),
+            base_url="http://127.0.0.1",
+            headers={"Authorization": f"Bearer {TOKEN}"},
+        ) as client:
+            uploads = (
+                client.put(f"/api/files/{n}.txt", content=content) for n in range(100)
+            )
+            return await asyncio.gather(*uploads)
+
+    answers = asyncio.run(upload_all())
+    stored = [answer.json()["name"] for answer in answers if answer.is_success]
+    refused = [answer for answer in answers if not answer.is_success]
+    assert len(stored) >= 4
+    assert refused
+    assert all("uploads are running" in answer.text for answer in refused)
+    files = {path.name: path.read_bytes() for path in folder.glob("*.txt")}
+    assert files == dict.fromkeys(stored, content)
 
 
 @pytest.mark.parametrize("name", ["evil.py", "numpy.SO", "run.sh", "x.pth"])

@@ -510,6 +510,28 @@ def base(kitchen: Path, writers_of_json: dict[str, Codec]) -> Path:
     return kitchen / "base"
 
 
+def test_a_model_learns_from_rewards_instead_of_texts(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["init", "a.jsonl", "--start-from", str(base), "--for", "10 minutes"]
+    assert main([*words, "--rewards", "cookable"]) == 0
+    assert "each with 8 texts for each of 8 prompts, at " in capsys.readouterr().out
+    config = load_config("my.yaml").config
+    assert config.objective.kind == "grpo"
+    assert dict(config.objective.rewards) == {"cookable": 1.0}
+    assert str(config.train.batch) == "8 examples"
+    assert str(config.train.stop_after) == "10 minutes total"
+
+    assert main([*words, "--replace", "--rewards", "cookabel"]) == 2
+    assert "--rewards names cookabel, which is not a score" in capsys.readouterr().err
+    assert main(["init", "a.jsonl", "--replace", "--rewards", "cookable"]) == 2
+    assert "so --start-from must name one" in capsys.readouterr().err
+    lines_of("b.jsonl", [{"prompt": f"{n}?", "completion": "so"} for n in range(40)])
+    words[1] = "b.jsonl"
+    assert main([*words, "--replace", "--rewards", "cookable"]) == 2
+    assert "cannot be used with prompts with answers" in capsys.readouterr().err
+
+
 def test_lengths_cut_nothing_that_the_base_could_read(
     base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

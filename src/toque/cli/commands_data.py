@@ -197,6 +197,7 @@ def init(
     tokenizer: str = "auto",
     encoding: str = "utf-8",
     columns: list[str] | None = None,
+    rewards: list[str] | None = None,
     replace: bool = False,
 ) -> None:
     """Read your files and write a commented configuration that is ready to train.
@@ -216,6 +217,8 @@ def init(
             {question} {hint}". Use it once per part: prompt, target, chosen, rejected, text,
             messages, system, title, ingredients, steps. For a line break, write a backslash and an
             n.
+        rewards: a score from which the model of --start-from learns, instead of imitating your
+            texts: cookable, or a function of yours as module:function. Use it once per score.
         replace: overwrite an existing file.
     """
     from toque.workflows.first_config.init import init as workflow
@@ -229,6 +232,7 @@ def init(
         tokenizer=tokenizer,
         encoding=encoding,
         columns=_parse_columns(columns or []) or None,
+        rewards=rewards or (),
         replace=replace,
         reporter=ConsoleReporter(),
     )

@@ -26,6 +26,7 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from starlette.concurrency import run_in_threadpool
 from transformers import PreTrainedModel
 
 from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
@@ -198,8 +199,8 @@ class Ticket:
 class Batcher:
     """Batch that generates the texts of all requests, from `start` to `close`.
 
-    The event loop calls the methods, except `read_prompt`, `run_between_steps`, `add` and `remove`,
-    which block.
+    The event loop calls the methods, except `read_prompt`, `run_between_steps` and `add`, which
+    block.
 
     Args:
         models: The served models.
@@ -228,7 +229,7 @@ class Batcher:
             self._add_rows(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
         # Orders without new tokens, which only request their prompt's log-probabilities.
-        self._prompt_only: set[Order] = set()
+        self._prompt_only: dict[Order, Ticket] = {}
         self._live: dict[Order, Ticket] = {}
         self._leaving: set[Order] = set()
         self._changed = asyncio.Event()
@@ -262,9 +263,15 @@ class Batcher:
         """Queue the orders of one request, and remove them at the end of the block.
 
         Raises:
-            RequestError: With status 429 if the queue is full, or 400 if the request has too many
-                orders for the queue.
+            RequestError: With status 429 if the queue is full, 400 if the request has too many
+                orders for the queue, or 503 if the model was removed meanwhile.
         """
+        if self._models.get(served.name) is not served:
+            raise RequestError(
+                503,
+                f"The model {served.name[:100]!r} was closed meanwhile. Open it again.",
+                headers={"Retry-After": "1"},
+            )
         max_texts = self.rows + self.queue
         if len(orders) > max_texts:
             raise RequestError(
@@ -285,7 +292,7 @@ class Batcher:
             if order.max_tokens:
                 self._waiting.append((order, ticket))
             else:
-                self._prompt_only.add(order)
+                self._prompt_only[order] = ticket
         self._wake()
         try:
             yield ticket
@@ -297,7 +304,8 @@ class Batcher:
         self._waiting = deque(
             entry for entry in self._waiting if entry[0] not in orders
         )
-        self._prompt_only.difference_update(orders)
+        for order in orders:
+            self._prompt_only.pop(order, None)
         if live := self._live.keys() & orders:
             self._leaving |= live
             for order in live:
@@ -331,11 +339,19 @@ class Batcher:
 
         self._call_between_steps(add_between_steps)
 
-    def remove(self, name: str) -> None:
-        """Remove a model and free its memory. Its orders must have ended. Block until then."""
+    async def remove(self, name: str) -> bool:
+        """Remove a model without orders, and free its memory.
 
-        def remove_between_steps() -> None:
-            served = self._models.pop(name)
+        Returns:
+            False if the model has orders, so that it was not removed.
+        """
+        tickets = [*self._live.values(), *self._prompt_only.values()]
+        tickets += [ticket for _, ticket in self._waiting]
+        if any(ticket.served.name == name for ticket in tickets):
+            return False
+        served = self._models.pop(name)  # from now on it receives no orders
+
+        def free() -> None:
             del self._rows[name]
             is_shared = any(
                 other.model is served.model for other in self._models.values()
@@ -344,12 +360,8 @@ class Batcher:
                 self._packs.pop(served.model, None)
                 self._active_adapters.pop(served.model, None)
 
-        self._call_between_steps(remove_between_steps)
-
-    def has_orders(self, name: str) -> bool:
-        """Check whether orders of a model are waiting or being generated."""
-        tickets = [*self._live.values(), *(ticket for _, ticket in self._waiting)]
-        return any(ticket.served.name == name for ticket in tickets)
+        await run_in_threadpool(self._call_between_steps, free)
+        return True
 
     def _call_between_steps(self, work: Callable[[], T]) -> T:
         """Call `work` in the thread. Block until it returns."""
@@ -414,10 +426,10 @@ class Batcher:
         """
         failed: set[str] = set()
         end_time = time.monotonic() + ROUND_SECONDS
-        for name in self._models:
-            if leaving or name in joining:
-                with self._isolate_failure(name, failed):
-                    self._change_rows(name, joining.get(name, ()), leaving)
+        for served in [*self._models.values()]:  # the event loop may remove one
+            if leaving or served.name in joining:
+                with self._isolate_failure(served, failed):
+                    self._change_rows(served, joining.get(served.name, ()), leaving)
 
         new_tokens: list[NewToken] = []
         is_urgent = bool(joining)  # send the first tokens of new texts immediately
@@ -430,10 +442,13 @@ class Batcher:
                 return new_tokens, failed
 
     def _change_rows(
-        self, name: str, joining: Sequence[Order], leaving: Collection[Order]
+        self,
+        served: ServedModel,
+        joining: Sequence[Order],
+        leaving: Collection[Order],
     ) -> None:
         """Free the rows of leaving orders, and admit joining orders, for one active model."""
-        rows = self._rows_of(self._models[name]) if joining else self._rows[name]
+        rows = self._rows_of(served) if joining else self._rows[served.name]
         if rows is None:  # after a failure, all orders of the model have left
             return
         for order in leaving:
@@ -446,21 +461,21 @@ class Batcher:
         new_tokens: list[NewToken] = []
         for name, rows in self._rows.items():
             if rows is not None and rows.orders:
-                with self._isolate_failure(name, failed):
+                with self._isolate_failure(self._models[name], failed):
                     new_tokens += rows.step()
         return new_tokens
 
     @contextmanager
-    def _isolate_failure(self, name: str, failed: set[str]) -> Iterator[None]:
+    def _isolate_failure(self, served: ServedModel, failed: set[str]) -> Iterator[None]:
         """Activate a model for the block. An error ends its rows, but not other models' rows."""
         try:
-            self._activate(self._models[name])
-            with computing(self._models[name].model):
+            self._activate(served)
+            with computing(served.model):
                 yield
         except Exception:  # noqa: BLE001  # out of memory, an error of the model, or our bug
-            _log.exception("generating with %s failed", name)
-            self._rows[name] = None  # the rows may be in any state
-            failed.add(name)
+            _log.exception("generating with %s failed", served.name)
+            self._rows[served.name] = None  # the rows may be in any state
+            failed.add(served.name)
 
     def _rows_of(self, served: ServedModel) -> LiveRows:
         """Return the rows of the active model. Create them again after a failure."""

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -39,7 +38,7 @@ from toque.evaluation.constrained_choice import choose
 from toque.models.loading.provenance import Provenance
 from toque.serving.batcher import Batcher, ServedModel, ServedModels
 from toque.serving.gate import Limits
-from toque.serving.request_body import read_request
+from toque.serving.request_body import post_route
 from toque.sources.documents import blank_text
 
 Words = Annotated[str, Field(max_length=300)]
@@ -227,18 +226,19 @@ def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[
             {"models": [_describe_served(served) for served in models.values()]}
         )
 
-    def answer_route(path: str, kind: type[_PageRequest]) -> Route:
-        async def answer(http_request: Request) -> Response:
-            request = await read_request(kind, http_request, limits)
-            content = await run_in_threadpool(request.answer, models, batcher)
-            return JSONResponse(content)
+    def answer(request: _PageRequest) -> Json:
+        return request.answer(models, batcher)
 
-        return Route(path, answer, methods=["POST"])
-
+    kinds: dict[str, type[_PageRequest]] = {
+        "prompt": _Wish,
+        "score": _GeneratedText,
+        "classes": _Classes,
+        "shopping-list": _ShoppingList,
+    }
     return [
         Route("/api/models", list_models),
-        answer_route("/api/prompt", _Wish),
-        answer_route("/api/score", _GeneratedText),
-        answer_route("/api/classes", _Classes),
-        answer_route("/api/shopping-list", _ShoppingList),
+        *(
+            post_route(f"/api/{name}", kind, limits, answer)
+            for name, kind in kinds.items()
+        ),
     ]

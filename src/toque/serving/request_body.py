@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, TypeVar
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from toque.serving.gate import Limits
 from toque.serving.request_errors import RequestError
@@ -19,6 +24,29 @@ Their description would block the server."""
 _MAX_DISCARDED: Final = 32
 """Multiple of `body_bytes` that is read and discarded. A client that is still sending would not
 read the response with the error."""
+
+
+def post_route(
+    path: str, kind: type[R], limits: Limits, answer: Callable[[R], Any]
+) -> Route:
+    """Build a route that answers JSON requests of a kind with JSON.
+
+    Args:
+        path: Path of the route.
+        kind: Type of the request.
+        limits: Limits on the body.
+        answer: Function that answers a request. It may block, or be a coroutine function.
+    """
+
+    async def respond(http_request: Request) -> Response:
+        request = await read_request(kind, http_request, limits)
+        if iscoroutinefunction(answer):
+            content = await answer(request)
+        else:
+            content = await run_in_threadpool(answer, request)
+        return JSONResponse({} if content is None else content)
+
+    return Route(path, respond, methods=["POST"])
 
 
 async def read_request(kind: type[R], request: Request, limits: Limits) -> R:

@@ -6,21 +6,23 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from toque.config import load_config, load_text
+from toque.config import RunConfig, load_config, load_text
 from toque.config.json_schema import SCHEMA_FILE, schema_text
-from toque.errors import ConfigError, ToqueError
+from toque.errors import ToqueError
 from toque.runs.run_record import CONFIG
 from toque.serving.request_errors import RequestError
 from toque.sources.layouts import RefusedFileError
 from toque.storage.atomic import atomic_write
+from toque.storage.no_follow import open_plain
 from toque.studio.workplace import Workplace
 from toque.workflows.first_config.init import draft_config, survey_files
-from toque.workflows.first_config.source_survey import RECIPES, SurveyedSource
+from toque.workflows.first_config.source_survey import Survey, SurveyedSource
 from toque.workflows.plan.plan import plan
 from toque.workflows.trained_model.folders import finished_model
 
@@ -30,21 +32,12 @@ _FIELD_OF_ARGUMENT: Final = {
     "start_from": "the base",
     "sources": "the files",
     "columns": "the columns",
+    "rewards": "the scores",
 }
 """Names of the arguments of `init` on the page."""
-_PEAK_LR: Final = re.compile(r"(?m)^(  peak_lr: )(\S+)")
-_BATCH: Final = re.compile(r"(?m)^(  batch: )[^#\n]*")
+_RUN_DIR: Final = re.compile(r"(?m)^run_dir:[^#\n]*[^#\s]")
 _LINE: Final = re.compile(r"line:(\d+): ")
 _MAX_TEXT: Final = 200_000
-_REWARDS: Final = """\
-objective:                   # the model writes, scores rate its texts, and it learns from them
-  kind: grpo
-  rewards: {cookable: 1.0}
-  samples: 8
-"""
-_REWARD_LR: Final = 0.1
-"""Peak learning rate with rewards, as a fraction of the rate for imitation."""
-_REWARD_BATCH: Final = "8 examples"
 
 
 class FilesRequest(BaseModel):
@@ -74,9 +67,8 @@ def recognise(workplace: Workplace, request: FilesRequest) -> dict[str, Any]:
         The sources, or the reason why a file cannot be read, with its fields and the columns that
         would read it.
     """
-    files = _existing(workplace, request.files)
     try:
-        survey = survey_files(files, dict(request.columns) or None)
+        survey = _survey(workplace, request)
     except RefusedFileError as error:
         return {
             "problem": describe_error(error),
@@ -86,6 +78,23 @@ def recognise(workplace: Workplace, request: FilesRequest) -> dict[str, Any]:
     except ToqueError as error:
         return {"problem": describe_error(error), "fields": [], "suggestions": []}
     return {"sources": [_describe_source(source) for source in survey]}
+
+
+def _survey(workplace: Workplace, request: FilesRequest) -> Survey:
+    """Describe the contents of files, or return the last description if they are unchanged."""
+    files = _existing(workplace, request.files)
+    states = [(workplace.folder / name).stat() for name in files]
+    versions = tuple((state.st_size, state.st_mtime_ns) for state in states)
+    return _survey_versions(tuple(files), versions, tuple(request.columns.items()))
+
+
+@lru_cache(maxsize=8)
+def _survey_versions(
+    files: tuple[str, ...],
+    _versions: tuple[tuple[int, int], ...],
+    columns: tuple[tuple[str, str], ...],
+) -> Survey:
+    return survey_files(files, dict(columns) or None)
 
 
 def _describe_source(source: SurveyedSource) -> dict[str, Any]:
@@ -102,23 +111,21 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
     Raises:
         RequestError: The files, the base or the time cannot be used.
     """
-    files = _existing(workplace, request.files)
     base = "scratch"
     if request.base:
         base = workplace.name_of(finished_model(workplace.path(request.base)))
     name = workplace.new_run(request.name)
     try:
         result, text = draft_config(
-            files,
+            _existing(workplace, request.files),
             Path(f"{name}.yaml"),
             start=base,
             for_=request.time,
             columns=dict(request.columns) or None,
+            rewards=("cookable",) if request.learn == "rewards" else (),
+            survey=_survey(workplace, request),
         )
-        if request.learn == "rewards":
-            kinds = {source.kind for source in result.sources}
-            text = _with_rewards(text, kinds, base)
-        estimate = plan(load_text(text, name).config)
+        needs = _estimate_needs(workplace, load_text(text, name).config)
     except ToqueError as error:
         raise RequestError(422, describe_error(error)) from error
     return {
@@ -126,11 +133,22 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
         "yaml": text,
         "forecast": result.forecast,
         "remarks": result.remarks,
+        **needs,
+    }
+
+
+def _estimate_needs(workplace: Workplace, config: RunConfig) -> dict[str, Any]:
+    """Estimate the memory and disk space of a run, and the changes with which it would fit."""
+    estimate = plan(config, changes=False)
+    changes = []
+    if not estimate.fits:
+        changes = [lever.settings for lever in plan(config).levers if lever.fits]
+    return {
         "parameters": estimate.parameters.total,
         "memory_bytes": estimate.memory.total,
         "room_bytes": estimate.memory.room,
         "fits": estimate.fits,
-        "changes": [lever.settings for lever in estimate.levers if lever.fits],
+        "changes": changes,
         "disk_bytes": estimate.disk.total,
         "free_disk_bytes": workplace.free_bytes,
     }
@@ -141,40 +159,16 @@ def _existing(workplace: Workplace, names: Sequence[str]) -> list[str]:
     return [workplace.name_of(workplace.path(name)) for name in names]
 
 
-def _with_rewards(text: str, kinds: set[str], base: str) -> str:
-    """Add the objective of rewards to a configuration.
-
-    Raises:
-        ConfigError: The model is new, or the texts are not recipes.
-    """
-    if base == "scratch":
-        raise ConfigError(
-            "Rewards improve a model that can already write. Choose one as the base."
-        )
-    if not kinds <= {RECIPES, ""}:
-        raise ConfigError(
-            "The rewards of Toque score recipes, but these files have other texts. Write a score "
-            "of your own, and add it under Advanced: docs/guides/learn-from-rewards.md."
-        )
-
-    def lower_rate(match: re.Match[str]) -> str:
-        return f"{match[1]}{float(match[2]) * _REWARD_LR:.1g}"
-
-    text = _PEAK_LR.sub(lower_rate, text)
-    text = _BATCH.sub(rf"\g<1>{_REWARD_BATCH}   ", text)
-    return text.replace("optim:\n", f"{_REWARDS}optim:\n", 1)
-
-
-def check(text: str) -> dict[str, Any]:
-    """Check the text of a configuration as `toque show` does.
+def check(workplace: Workplace, text: str) -> dict[str, Any]:
+    """Check the text of a configuration as `toque show` does, and estimate what its run needs.
 
     Returns:
-        The error with its line, or {} for a valid configuration.
+        The error with its line, or the needs.
     """
     if len(text) > _MAX_TEXT:
         return {"line": None, "problem": "The configuration is too long."}
     try:
-        load_text(text, "line")
+        return _estimate_needs(workplace, load_text(text, "line").config)
     except ToqueError as error:
         message = describe_error(error)
         found = _LINE.match(message)
@@ -183,7 +177,6 @@ def check(text: str) -> dict[str, Any]:
             "line": line,
             "problem": message.removeprefix(found[0] if found else ""),
         }
-    return {}
 
 
 def write_config(workplace: Workplace, name: str, text: str) -> tuple[str, str]:
@@ -214,6 +207,19 @@ def write_config(workplace: Workplace, name: str, text: str) -> tuple[str, str]:
             507, f"{name}.yaml cannot be written: {error.strerror}."
         ) from error
     return f"{name}.yaml", run
+
+
+def copy_config(workplace: Workplace, run: str, file: str) -> dict[str, str]:
+    """Return the text of a run's configuration file, for a new run with another name.
+
+    Raises:
+        RequestError: The file does not exist.
+    """
+    with open_plain(workplace.path(file)) as stream:
+        text = stream.read(_MAX_TEXT).decode("utf-8", "replace")
+    name = workplace.new_run(Path(run).name)
+    new_folder = f"run_dir: runs/{name}"
+    return {"name": name, "yaml": _RUN_DIR.sub(new_folder, text, count=1)}
 
 
 def config_of_run(workplace: Workplace, run: str) -> str:

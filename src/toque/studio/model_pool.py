@@ -67,23 +67,18 @@ class ModelPool:
         Raises:
             RequestError: All open models are generating texts.
         """
-        closable = [
-            other for other in self._versions if not self._batcher.has_orders(other)
-        ]
-        if name in self._versions:
-            unneeded = [name] if name in closable else []
-        elif len(self._versions) < _MAX_OPEN:
+        is_open = name in self._versions
+        if not is_open and len(self._versions) < _MAX_OPEN:
             return
-        else:
-            unneeded = closable[:1]
-        if not unneeded:
-            raise RequestError(
-                503,
-                f"{_MAX_OPEN} models are writing at the moment. Wait until a text has ended.",
-                headers={"Retry-After": "5"},
-            )
-        del self._versions[unneeded[0]]
-        await run_in_threadpool(self._batcher.remove, unneeded[0])
+        for other in [name] if is_open else [*self._versions]:
+            if await self._batcher.remove(other):
+                del self._versions[other]
+                return
+        raise RequestError(
+            503,
+            f"{_MAX_OPEN} models are writing at the moment. Wait until a text has ended.",
+            headers={"Retry-After": "5"},
+        )
 
     def _load(self, name: str, folder: Path) -> None:
         """Open a model and add it to the batch."""

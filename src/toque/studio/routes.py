@@ -18,7 +18,7 @@ from toque.hardware.ending_thread import call_in_ending_thread
 from toque.runs.run_state import state_of
 from toque.serving.application import Part
 from toque.serving.gate import Limits
-from toque.serving.request_body import read_request
+from toque.serving.request_body import R, post_route
 from toque.serving.request_errors import RequestError
 from toque.serving.watch_app import Watcher
 from toque.studio import drafts
@@ -35,7 +35,6 @@ from toque.units import Duration
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
 _ADVANCE_SECONDS: Final = 0.5
 """Interval at which the queue looks for an ended process."""
-_NO_STORE: Final = {"Cache-Control": "no-store"}
 
 
 class _Request(BaseModel):
@@ -99,34 +98,35 @@ class Studio:
         self._trash = Trash(workplace)
         self._limits = Limits()
         self._measuring = asyncio.Lock()
-        """Two measurements at a time would disturb each other."""
+        """Two measurements or estimates at a time would disturb each other."""
 
     def part(self) -> Part:
         """Return the part of the application."""
-        post = self._post
+        get, post, place = self._get, self._post, self._workplace
         return Part(
             views=["home", "new", "compare"],
             routes=[
-                Route("/api/home", self._describe_home),
-                Route("/api/files", self._list_files),
+                get("home", lambda _: self._overview.describe(self._jobs.jobs)),
+                get("files", lambda _: {"files": self._overview.data_files()}),
+                get("models", lambda _: self._list_models()),
+                get("config", self._copy_config),
+                get("log", lambda run: {"log": self._jobs.log(run)}),
+                get("card", lambda model: {"card": read_card(place, model)}),
+                get("wins", lambda _: {"wins": count_wins(place.folder)}),
+                post("recognise", drafts.FilesRequest, self._recognise),
+                post("start", _StartRequest, self._start),
+                post("stop", _RunRequest, lambda wish: self._jobs.stop(wish.run)),
+                post("continue", _ContinueRequest, self._continue),
+                post("dismiss", _JobRequest, lambda wish: self._jobs.remove(wish.job)),
+                post("delete", _RunRequest, self._delete),
+                post("restore", _RestoreRequest, self._restore),
+                post("feedback", Comparison, self._add_feedback),
+                post("propose", drafts.ProposalRequest, self._propose),
+                post("check", _TextRequest, self._check),
+                post("open", _ModelRequest, self._open_model),
+                post("export", _ExportRequest, self._export),
                 Route("/api/files/{name}", self._upload, methods=["PUT"]),
-                Route("/api/models", self._list_models),
-                Route("/api/log", self._send_log),
-                Route("/api/card", self._send_card),
-                Route("/api/wins", self._send_wins),
                 Route("/api/export/{name:path}", self._send_export),
-                post("/api/recognise", drafts.FilesRequest, self._recognise),
-                post("/api/propose", drafts.ProposalRequest, self._propose),
-                post("/api/check", _TextRequest, self._check),
-                post("/api/start", _StartRequest, self._start),
-                post("/api/stop", _RunRequest, self._stop),
-                post("/api/continue", _ContinueRequest, self._continue),
-                post("/api/dismiss", _JobRequest, self._dismiss),
-                post("/api/delete", _RunRequest, self._delete),
-                post("/api/restore", _RestoreRequest, self._restore),
-                post("/api/open", _ModelRequest, self._open_model),
-                post("/api/feedback", Comparison, self._add_feedback),
-                post("/api/export", _ExportRequest, self._export),
             ],
             run=self._run,
         )
@@ -148,47 +148,31 @@ class Studio:
             with suppress(asyncio.CancelledError):
                 await task
 
-    def _post(
-        self, path: str, kind: type[BaseModel], answer: Callable[..., Any]
-    ) -> Route:
-        """Build a route that answers a request of a kind with JSON."""
+    def _post(self, name: str, kind: type[R], answer: Callable[[R], Any]) -> Route:
+        return post_route(f"/api/{name}", kind, self._limits, answer)
 
-        async def respond(http_request: Request) -> Response:
-            request = await read_request(kind, http_request, self._limits)
-            return JSONResponse(await answer(request) or {})
+    def _get(self, name: str, answer: Callable[[str], Any]) -> Route:
+        """Build a route that answers with JSON. `answer` receives the value of the query."""
 
-        return Route(path, respond, methods=["POST"])
+        async def respond(request: Request) -> Response:
+            value = next(iter(request.query_params.values()), "")
+            content = await run_in_threadpool(answer, value)
+            return JSONResponse(content, headers={"Cache-Control": "no-store"})
 
-    async def _describe_home(self, _: Request) -> Response:
-        home = await run_in_threadpool(self._overview.describe, self._jobs.jobs)
-        return JSONResponse(home, headers=_NO_STORE)
+        return Route(f"/api/{name}", respond)
 
-    async def _list_files(self, _: Request) -> Response:
-        files = await run_in_threadpool(self._overview.data_files)
-        return JSONResponse({"files": files}, headers=_NO_STORE)
+    def _list_models(self) -> Any:
+        names = self._overview.usable_models()
+        return {"models": describe_models(self._workplace, names)}
+
+    def _copy_config(self, run: str) -> Any:
+        files = [job.command[1] for job in self._jobs.jobs if job.run == run]
+        file = files[0] if files else drafts.config_of_run(self._workplace, run)
+        return drafts.copy_config(self._workplace, run, file)
 
     async def _upload(self, request: Request) -> Response:
         path = await self._uploads.receive(request, request.path_params["name"])
         return JSONResponse({"name": path.name})
-
-    async def _list_models(self, _: Request) -> Response:
-        names = await run_in_threadpool(self._overview.usable_models)
-        models = await run_in_threadpool(describe_models, self._workplace, names)
-        return JSONResponse({"models": models}, headers=_NO_STORE)
-
-    async def _send_log(self, request: Request) -> Response:
-        run = request.query_params.get("run", "")
-        log = await run_in_threadpool(self._jobs.log, run)
-        return JSONResponse({"log": log}, headers=_NO_STORE)
-
-    async def _send_card(self, request: Request) -> Response:
-        model = request.query_params.get("model", "")
-        card = await run_in_threadpool(read_card, self._workplace, model)
-        return JSONResponse({"card": card}, headers=_NO_STORE)
-
-    async def _send_wins(self, _: Request) -> Response:
-        wins = await run_in_threadpool(count_wins, self._workplace.folder)
-        return JSONResponse({"wins": wins}, headers=_NO_STORE)
 
     async def _send_export(self, request: Request) -> Response:
         name = request.path_params["name"].removesuffix(".zip")
@@ -197,68 +181,50 @@ class Studio:
         headers = {"Content-Disposition": f'attachment; filename="{file}"'}
         return StreamingResponse(blocks, media_type="application/zip", headers=headers)
 
-    async def _recognise(self, request: drafts.FilesRequest) -> Any:
-        return await run_in_threadpool(drafts.recognise, self._workplace, request)
+    async def _export(self, request: _ExportRequest) -> Any:
+        return await export_model(self._workplace, request.model, request.format)
 
     async def _propose(self, request: drafts.ProposalRequest) -> Any:
-        async with self._measuring:
-            return await run_in_threadpool(
-                call_in_ending_thread, lambda: drafts.propose(self._workplace, request)
-            )
+        return await self._measure(lambda: drafts.propose(self._workplace, request))
 
     async def _check(self, request: _TextRequest) -> Any:
-        return await run_in_threadpool(drafts.check, request.yaml)
+        return await self._measure(lambda: drafts.check(self._workplace, request.yaml))
 
-    async def _start(self, request: _StartRequest) -> Any:
-        def start() -> dict[str, str]:
-            file, run = drafts.write_config(self._workplace, request.name, request.yaml)
-            self._jobs.add(run, ["train", file])
-            return {"run": run}
-
-        return await run_in_threadpool(start)
-
-    async def _stop(self, request: _RunRequest) -> None:
-        await run_in_threadpool(self._jobs.stop, request.run)
-
-    async def _continue(self, request: _ContinueRequest) -> None:
-        def add() -> None:
-            command = ["train", drafts.config_of_run(self._workplace, request.run)]
-            if request.time:
-                try:
-                    length = Duration.parse(request.time)
-                except ConfigError as error:
-                    raise RequestError(422, str(error), param="time") from error
-                command += [f"train.stop_after={length}", "train.time_limit=null"]
-            self._jobs.add(request.run, command)
-
-        await run_in_threadpool(add)
-
-    async def _dismiss(self, request: _JobRequest) -> None:
-        await run_in_threadpool(self._jobs.remove, request.job)
-
-    async def _delete(self, request: _RunRequest) -> Any:
-        def delete() -> dict[str, str]:
-            record = self._watcher.records().get(request.run)
-            is_active = record is not None and state_of(record).kind in (
-                "running",
-                "scoring",
-            )
-            if is_active or self._jobs.has(request.run):
-                raise RequestError(
-                    409, f"{request.run} is being trained or waits. Stop it first."
-                )
-            return {"id": self._trash.remove(request.run)}
-
-        return await run_in_threadpool(delete)
-
-    async def _restore(self, request: _RestoreRequest) -> None:
-        await run_in_threadpool(self._trash.restore, request.id, request.run)
+    async def _measure(self, work: Callable[[], Any]) -> Any:
+        async with self._measuring:
+            return await run_in_threadpool(call_in_ending_thread, work)
 
     async def _open_model(self, request: _ModelRequest) -> None:
         await self._pool.open(request.model)
 
-    async def _add_feedback(self, request: Comparison) -> None:
-        await run_in_threadpool(add_comparison, self._workplace.folder, request)
+    def _recognise(self, request: drafts.FilesRequest) -> Any:
+        return drafts.recognise(self._workplace, request)
 
-    async def _export(self, request: _ExportRequest) -> Any:
-        return await export_model(self._workplace, request.model, request.format)
+    def _start(self, request: _StartRequest) -> Any:
+        file, run = drafts.write_config(self._workplace, request.name, request.yaml)
+        self._jobs.add(run, ["train", file])
+        return {"run": run}
+
+    def _continue(self, request: _ContinueRequest) -> None:
+        command = ["train", drafts.config_of_run(self._workplace, request.run)]
+        if request.time:
+            try:
+                length = Duration.parse(request.time)
+            except ConfigError as error:
+                raise RequestError(422, str(error), param="time") from error
+            command += [f"train.stop_after={length}", "train.time_limit=null"]
+        self._jobs.add(request.run, command)
+
+    def _delete(self, request: _RunRequest) -> Any:
+        record = self._watcher.records().get(request.run)
+        kind = None if record is None else state_of(record).kind
+        if kind in ("running", "scoring") or self._jobs.has(request.run):
+            message = f"{request.run} is being trained or waits. Stop it first."
+            raise RequestError(409, message)
+        return {"id": self._trash.remove(request.run)}
+
+    def _restore(self, request: _RestoreRequest) -> None:
+        self._trash.restore(request.id, request.run)
+
+    def _add_feedback(self, request: Comparison) -> None:
+        add_comparison(self._workplace.folder, request)

@@ -2,7 +2,7 @@
 
 import { at, button, element, say } from "./dom.js";
 import { baseName, duration, linkTo } from "./format.js";
-import { viewFor } from "./models.js";
+import { editLink, viewFor } from "./models.js";
 import { poll } from "./poll.js";
 import { ask } from "./requests.js";
 import { openShare } from "./share.js";
@@ -64,6 +64,7 @@ export class Controls {
       const text = run.state === "queued" ? "Remove from the queue" : "Dismiss the error";
       act(text, () => this.#send("api/dismiss", { job: run.job }));
     }
+    if (run.state === "failed") link("Change its settings", editLink(this.name));
     if (run.folder_exists && !isActive && run.state !== "queued") {
       act("Delete", () => this.#delete(), { className: "danger" });
     }

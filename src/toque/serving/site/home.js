@@ -4,7 +4,7 @@ import { at, button, element, say } from "./dom.js";
 import { baseName, duration, linkTo, short, size } from "./format.js";
 import { poll } from "./poll.js";
 import { ask } from "./requests.js";
-import { viewFor } from "./models.js";
+import { editLink, viewFor } from "./models.js";
 
 /** Open the view. Return a function that stops it. */
 export function open() {
@@ -102,6 +102,7 @@ function actionsOf(run, refresh) {
     const text = run.state === "queued" ? "Remove from the queue" : "Dismiss";
     actions.push(button(text, () => void attempt(ask("api/dismiss", { job: run.job }), refresh)));
   }
+  if (run.state === "failed") actions.push(element("a", { className: "button", href: editLink(run.name) }, "Change its settings"));
   return actions;
 }
 

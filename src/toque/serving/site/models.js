@@ -27,6 +27,9 @@ export async function loadModels(preferred = "") {
 /** The view for a model that was trained on texts of a form. */
 export const viewFor = (form) => (form === "recipes" ? "use" : "talk");
 
+/** The address where a copy of a run's configuration is changed. */
+export const editLink = (run) => `#/new?edit=${encodeURIComponent(run)}`;
+
 /** Ask a studio to read a model, if it has not yet. Other servers have read theirs at the start. */
 export async function openModel(model, signal) {
   if (document.body.dataset.views.includes("home")) await ask("api/open", { model }, signal);

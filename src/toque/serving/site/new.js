@@ -46,13 +46,14 @@ export function open({ query }) {
   });
   at("settings").addEventListener("change", onSetting);
   at("time").addEventListener("input", debounce(() => void propose()));
+  at("name").addEventListener("change", rename);
   at("yaml").addEventListener("input", () => (isEdited = true));
   at("yaml").addEventListener("input", debounce(() => void check()));
   at("settings").addEventListener("submit", (event) => {
     event.preventDefault();
     void start();
   });
-  void prepare(query.get("base") ?? "");
+  void prepare(query.get("base") ?? "", query.get("edit"));
   return () => request.abort();
 }
 
@@ -64,8 +65,9 @@ function debounce(work) {
   };
 }
 
-/** Fetch the models to start from and the files of the folder. */
-async function prepare(base) {
+/** Fetch the models to start from and the files of the folder, or the configuration of the run `edited`. */
+async function prepare(base, edited) {
+  if (edited) return edit(edited);
   try {
     const [{ models }, list] = await Promise.all([ask("api/models"), ask("api/files")]);
     at("base").replaceChildren(
@@ -81,6 +83,24 @@ async function prepare(base) {
   }
   explainBase();
   if (files.size) await recognise();
+}
+
+/** Show a copy of the configuration of a run, to change it. */
+async function edit(run) {
+  document.querySelector("h1").textContent = `New run, with the settings of ${run}`;
+  for (const id of ["texts-section", "choices-section"]) at(id).hidden = true;
+  try {
+    const { name, yaml } = await ask(`api/config?run=${encodeURIComponent(run)}`);
+    at("name").value = name;
+    at("yaml").value = yaml;
+  } catch (failure) {
+    showProblem(failure);
+    return;
+  }
+  proposal = { forecast: "", remarks: [] };
+  at("settings").hidden = false;
+  at("advanced").open = true;
+  await check();
 }
 
 function showFiles(list) {
@@ -102,7 +122,8 @@ function showFiles(list) {
 /** Upload files, with their progress, and choose them. */
 async function upload(chosen) {
   say(at("problem"), "");
-  const names = await Promise.all(chosen.map(uploadOne));
+  const names = [];
+  for (const file of chosen) names.push(await uploadOne(file)); // the server takes few at a time
   for (const name of names.filter(Boolean)) files.add(name);
   at("file").value = "";
   if (!names.some(Boolean)) return;
@@ -215,6 +236,13 @@ function columnForm({ fields, suggestions }) {
   ];
 }
 
+/** Use the name for the folder of the run. */
+function rename() {
+  const name = at("name").value.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+  at("yaml").value = at("yaml").value.replace(/^run_dir:[^#\n]*[^#\s]/m, `run_dir: runs/${name}`);
+  isEdited = true;
+}
+
 function onSetting(event) {
   if (event.target.id === "yaml" || event.target.id === "name" || event.target.id === "time") return;
   at("other-time").hidden = chosenTime() !== "";
@@ -258,6 +286,7 @@ async function propose() {
   showForecast();
 }
 
+/** Show the forecast, and what the run needs. */
 function showForecast() {
   const { parameters, memory_bytes: memory, room_bytes: room, fits, disk_bytes: disk, free_disk_bytes: free } = proposal;
   const numbers = [
@@ -281,15 +310,20 @@ function showForecast() {
   at("go").disabled = !fits;
 }
 
-/** Check the edited configuration, and mark the line of an error. */
+/** Check the edited configuration. Mark the line of an error, or show what the run needs. */
 async function check() {
+  request.abort();
+  request = new AbortController();
+  at("go").disabled = true;
   try {
-    const { line, problem } = await ask("api/check", { yaml: at("yaml").value });
-    at("go").disabled = Boolean(problem);
-    say(at("yaml-problem"), problem ? `${line ? `Line ${line}: ` : ""}${problem}` : "");
-    at("yaml").ariaInvalid = problem ? "true" : "false";
+    const { line, problem = "", ...needs } = await ask("api/check", { yaml: at("yaml").value }, request.signal);
+    say(at("yaml-problem"), line ? `Line ${line}: ${problem}` : problem);
+    at("yaml").ariaInvalid = String(Boolean(problem));
+    if (problem) return;
+    proposal = { ...proposal, ...needs };
+    showForecast();
   } catch (failure) {
-    showProblem(failure);
+    if (failure.name !== "AbortError") showProblem(failure);
   }
 }
 

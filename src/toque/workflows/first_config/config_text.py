@@ -10,6 +10,7 @@ from toque.config import RunConfig
 from toque.config.dump import flow
 from toque.config.json_schema import SCHEMA_FILE
 from toque.config.schema import TRAINED, ModelConfig
+from toque.config.schema_methods import ObjectiveConfig
 from toque.errors import in_shell
 from toque.runs.typical_speeds import GENERATION_SHARE
 from toque.sources.decompress import UTF_8
@@ -48,9 +49,9 @@ _MAX_LOST_MINUTES: Final = 10
 _MAX_HELD_OUT: Final = 512
 _MIN_HELD_OUT: Final = 32
 _MAX_FINAL_TEXTS: Final = 16
-_PREFERENCE_LR: Final = 0.1
-"""Peak rate for preference pairs, as a fraction of the rate for imitation. A guess: usual rates are
-1e-6 to 1e-5 for all weights (docs/guides/learn-from-preferences.md)."""
+_LR_OF_OBJECTIVE: Final = {"dpo": 0.1, "grpo": 0.4}
+"""Peak rate as a fraction of the rate for imitation. For pairs a guess: usual rates are 1e-6 to
+1e-5 for all weights (docs/guides/learn-from-preferences.md). For rewards from lab/cookable.md."""
 _COMMENT_COLUMN: Final = 29
 """Column of the comments at the ends of lines."""
 
@@ -71,8 +72,8 @@ def render_config(
         _render_head(file),
         _render_model(draft.model, base, plan),
         _render_data(draft, survey, file, base),
-        *_render_objective(survey),
-        _render_optim(survey, base, plan),
+        *_render_objective(draft.objective),
+        _render_optim(draft.objective, base, plan),
         _render_train(draft.train.stop_after, plan, batch),
         _render_evaluation(survey, plan),
     )
@@ -155,11 +156,20 @@ data:
 {held_out}{base.data}{_render_optional_data(kinds_of(survey), base)}"""
 
 
-def _render_objective(survey: Survey) -> list[str]:
-    """Write the section of the objective for preference pairs. Other data use the default."""
-    if PREFERENCES not in kinds_of(survey):
+def _render_objective(objective: ObjectiveConfig) -> list[str]:
+    """Write the section of the objective, unless it is the default."""
+    if objective.kind == "dpo":
+        return ["objective: {kind: dpo}   # learn from preference pairs\n"]
+    if not objective.learns_from_rewards:
         return []
-    return ["objective: {kind: dpo}   # learn from preference pairs\n"]
+    section = f"""\
+objective:   # the model writes, scores rate its texts, and it learns from the rates
+  kind: {objective.kind}   # or best_of
+  rewards: {flow(objective.rewards)}   # scores and their weights
+  samples: {objective.samples}   # texts per prompt
+  sft_weight: {objective.sft_weight:g}   # weight of imitation, which keeps the held-out loss low
+"""
+    return [section]
 
 
 def _render_optional_data(kinds: set[str], base: MeasuredBase) -> str:
@@ -187,7 +197,7 @@ def _render_optional_data(kinds: set[str], base: MeasuredBase) -> str:
     return dedup
 
 
-def _render_optim(survey: Survey, base: MeasuredBase, plan: Plan) -> str:
+def _render_optim(objective: ObjectiveConfig, base: MeasuredBase, plan: Plan) -> str:
     if isinstance(plan, Choice):
         optimizer = "  name: muon   # for matrices, AdamW for the rest\n"
         peak_lr = plan.size.peak_lr
@@ -198,8 +208,8 @@ def _render_optim(survey: Survey, base: MeasuredBase, plan: Plan) -> str:
     else:
         optimizer = weight_decay = ""
         peak_lr = tuned_lr(base.parameters, adapted=base.is_adapted)
-        if PREFERENCES in kinds_of(survey):
-            peak_lr = float(f"{_PREFERENCE_LR * peak_lr:.1g}")
+        share = _LR_OF_OBJECTIVE.get(objective.kind, 1.0)
+        peak_lr = float(f"{share * peak_lr:.1g}")
         schedule = "cosine"
     return f"""\
 optim:

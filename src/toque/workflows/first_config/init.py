@@ -17,6 +17,7 @@ from toque.data.tokenizer.tokenizer_folder import tokenizer_here
 from toque.errors import ConfigError, argument, in_shell
 from toque.hardware.processor import WORTH_WHILE, ProcessorUse, usable_cores
 from toque.reporter import SILENT, Reporter
+from toque.runs.typical_speeds import GENERATION_SHARE
 from toque.sources.hub_datasets import saved_splits
 from toque.sources.layouts import RefusedFileError, columns_in_words, shown_names
 from toque.sources.preference_pairs import (
@@ -53,7 +54,6 @@ from toque.workflows.first_config.sizing import (
 from toque.workflows.first_config.source_survey import (
     CHARACTERS_PER_TOKEN,
     DOCUMENTS,
-    PREFERENCES,
     RECIPES,
     TOKENS,
     Survey,
@@ -65,12 +65,17 @@ from toque.workflows.first_config.source_survey import (
     total_rows,
     total_tokens,
 )
-from toque.workflows.first_config.speed_trial import measure_writing_rate
+from toque.workflows.first_config.speed_trial import (
+    WRITTEN_AT_ONCE,
+    measure_writing_rate,
+)
 from toque.workflows.first_config.tuning import (
     MAX_BATCH_TOKENS,
     MAX_PASSES,
+    REWARD_PROMPTS,
     plan_tuning,
     reference_seconds,
+    set_objective,
 )
 from toque.workflows.prepared_store import open_sources
 
@@ -132,6 +137,7 @@ def init(
     tokenizer: str = "auto",
     encoding: str = "utf-8",
     columns: Columns | None = None,
+    rewards: Sequence[str] = (),
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> Initialised:
@@ -152,6 +158,8 @@ def init(
         encoding: Encoding of text files, e.g. cp1252 for an old export.
         columns: The field for each part of a record, {"prompt": "question", "target": "answer"},
             or a template over fields, {"prompt": "{question} {hint}", "target": "answer"}.
+        rewards: Scores from which `start_from` learns, instead of imitating the texts:
+            "cookable", or a function of yours as "module:function".
         replace: Overwrite an existing file.
         reporter: Receives slow activities.
 
@@ -159,8 +167,8 @@ def init(
         The file, its configuration, and the contents of each source.
 
     Raises:
-        ConfigError: `to` exists or is not writable, or a value is invalid. Or the sources have
-            preference pairs, and `start_from` is scratch.
+        ConfigError: `to` exists or is not writable, or a value is invalid. Or a new model would
+            learn from preference pairs or rewards.
         DataError: A source cannot be found or recognised, or has no usable record.
     """
     source_paths = [sources] if isinstance(sources, str | Path) else list(sources)
@@ -175,6 +183,7 @@ def init(
         tokenizer=tokenizer,
         encoding=encoding,
         columns=columns,
+        rewards=rewards,
         reporter=reporter,
     )
     _write_config(file, text)
@@ -191,11 +200,14 @@ def draft_config(
     tokenizer: str = "auto",
     encoding: str = "utf-8",
     columns: Columns | None = None,
+    rewards: Sequence[str] = (),
+    survey: Survey | None = None,
     reporter: Reporter = SILENT,
 ) -> tuple[Initialised, str]:
     """Return the configuration that `init` writes, and its text. Nothing is written.
 
-    See `init` for the arguments and errors. The run and the store are named after `file`.
+    See `init` for the arguments and errors. The run and the store are named after `file`. `survey`
+    is the result of `survey_files` for `sources`, if it is known.
     """
     total = parse_run_time(for_)
     paths, held_out, split_remarks = _choose_splits(sources)
@@ -217,10 +229,9 @@ def draft_config(
         refuse_mixture(local_sources)
         if start == "scratch":
             _refuse_pairs(local_sources)
-        survey = survey_sources(draft, local_sources)
-        if PREFERENCES in kinds_of(survey):
-            # Updates of pairs have other rows and another speed.
-            draft = configure(draft, objective={"kind": "dpo"})
+        if survey is None:
+            survey = survey_sources(draft, local_sources)
+        draft = set_objective(draft, survey, rewards)
 
     if start == "scratch":
         run = _plan_new_model(draft, survey, total, size, reporter)
@@ -314,12 +325,15 @@ def _plan_tuning(
         if base.is_small:
             model = {"family": "auto", "start_from": draft.model.start_from}
             writing = _writing_rate(model, survey, tokens, records)
-    if base.rate is None:
+    objective = draft.objective
+    if base.rate is None or (objective.learns_from_rewards and not tokens):
         known_tokens = tokens or math.inf
         n_read = MAX_PASSES * known_tokens
         batch = choose_batch(
             n_read, tokens, records, max_tokens=MAX_BATCH_TOKENS, longest=1
         )
+        if objective.learns_from_rewards:
+            batch = str(draft.train.batch)
         return _PlannedRun(base, None, batch)
 
     # The base's tokenizer gives a better count than the guess, except for texts that are divided
@@ -328,13 +342,22 @@ def _plan_tuning(
         tokens = round(base.tokens_each * rows)
     trained = tokens if draft.data.validation else tokens * (1.0 - HELD_OUT_SHARE)
     reference = None
-    if draft.objective.kind == "dpo":
+    if objective.kind == "dpo":
         reference = reference_seconds(tokens, base.rate, seconds, total)
         seconds -= reference
     tuning = plan_tuning(trained, records, seconds, base.rate, longest=base.longest)
     tuning = tuning._replace(reference=reference)
+    tuning = tuning._replace(writing=writing)
+    if objective.learns_from_rewards:
+        rows = REWARD_PROMPTS * objective.samples
+        if base.is_small:
+            writing = _writing_rate(model, survey, tokens, records, rows)
+        writing = writing or GENERATION_SHARE * base.rate
+        tuning = tuning.with_rewards(
+            objective.samples, tokens / total_rows(survey), writing, seconds
+        )
     base = base._replace(remarks=(*base.remarks, *_remark_on_load(before)))
-    return _PlannedRun(base, tuning._replace(writing=writing), tuning.batch)
+    return _PlannedRun(base, tuning, tuning.batch)
 
 
 def _choose_new_model(
@@ -369,12 +392,17 @@ def _choose_new_model(
 
 
 def _writing_rate(
-    model: Mapping[str, Any], survey: Survey, tokens: int, records: int
+    model: Mapping[str, Any],
+    survey: Survey,
+    tokens: int,
+    records: int,
+    n_texts: int = WRITTEN_AT_ONCE,
 ) -> float:
     """Measure the generation speed in tokens per second. Return 0.0 if no texts are generated."""
     if not tokens or kinds_of(survey) <= {DOCUMENTS, TOKENS}:
         return 0.0
-    return measure_writing_rate(model, tokens * CHARACTERS_PER_TOKEN / records)
+    characters = tokens * CHARACTERS_PER_TOKEN / records
+    return measure_writing_rate(model, characters, n_texts)
 
 
 def _choose_tokenizer(

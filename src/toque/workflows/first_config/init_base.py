@@ -103,8 +103,9 @@ def measure_base(
     longest = sum(lengths.limits.values()) or 1
     if config.objective.kind == "dpo":
         longest *= 2  # both answers of a pair are in one row
-    largest = max(longest, MAX_BATCH_TOKENS)
-    config = configure(config, train={"batch": f"{largest} tokens"})
+    if not config.objective.learns_from_rewards:  # such a batch is a number of prompts
+        largest = max(longest, MAX_BATCH_TOKENS)
+        config = configure(config, train={"batch": f"{largest} tokens"})
     base = _choose_adapter(config, lengths.tokens_each or example)
     return base._replace(
         longest=longest,

@@ -9,9 +9,10 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 from toque.errors import ConfigError
 from toque.reporter import SILENT
@@ -21,6 +22,8 @@ from toque.workflows.first_config.model_sizes import Size, model_settings
 
 if TYPE_CHECKING:
     from toque.workflows.build import Run
+
+P = ParamSpec("P")
 
 WRITTEN_AT_ONCE: Final = 4
 """Maximum number of texts in an evaluation between updates."""
@@ -32,6 +35,8 @@ _MIN_SECONDS: Final = 1.0
 """Minimum seconds of a measurement."""
 _MAX_BATCH_TOKENS: Final = 4096
 """Maximum tokens per update of a measurement. A large size would take a minute with more."""
+_REMEMBERED_SECONDS: Final = 600.0
+"""Time after which a speed is measured again, because other programs may have started."""
 _TEXTS: Final = 200
 _LONG_PROMPT: Final = 200
 """Maximum length of a prompt for measuring the generation speed, in characters."""
@@ -41,6 +46,22 @@ _LETTERS_PER_WORD: Final = 6.5
 """Mean number of characters of a random word and the space after it."""
 
 
+def _remember(measure: Callable[P, float]) -> Callable[P, float]:
+    """Return a function that measures a speed again only after `_REMEMBERED_SECONDS`."""
+    speeds: dict[str, tuple[float, float]] = {}
+
+    @wraps(measure)
+    def remember(*args: P.args, **kwargs: P.kwargs) -> float:
+        key = repr((args, kwargs))
+        now = time.monotonic()
+        if key not in speeds or now - speeds[key][0] > _REMEMBERED_SECONDS:
+            speeds[key] = (now, measure(*args, **kwargs))
+        return speeds[key][1]
+
+    return remember
+
+
+@_remember
 def measure_rate(size: Size, characters: float, tokenizer: str) -> float:
     """Measure the training speed of this machine, in tokens per second.
 
@@ -66,24 +87,28 @@ def measure_rate(size: Size, characters: float, tokenizer: str) -> float:
         return statistics.median(rates[1:])
 
 
-def measure_writing_rate(model: Mapping[str, Any], characters: float) -> float:
-    """Measure this machine's generation speed for `WRITTEN_AT_ONCE` texts, in tokens per second.
+@_remember
+def measure_writing_rate(
+    model: Mapping[str, Any], characters: float, n_texts: int = WRITTEN_AT_ONCE
+) -> float:
+    """Measure this machine's generation speed, in tokens per second.
 
     Args:
         model: Settings of the model.
         characters: Characters per text.
+        n_texts: Number of texts that are generated together.
     """
     # Torch is loaded only if a rate is measured.
     from toque.workflows.run_length import estimate_texts_seconds
 
     characters = min(characters, LONG_EXAMPLE)
-    texts = _random_texts(characters)[:WRITTEN_AT_ONCE]
+    texts = _random_texts(characters)[:n_texts]
     evaluation = {"prompts": [text[:_LONG_PROMPT] for text in texts]}
     n_tokens = max(1, round(characters / _LETTERS_PER_WORD))
     with _trial_run(model, characters, "4 examples", evaluation=evaluation) as run:
         sampler = run.evaluator.sampler
         seconds = estimate_texts_seconds(run.evaluator, sampler, n_tokens)
-        return WRITTEN_AT_ONCE * n_tokens / seconds
+        return n_texts * n_tokens / seconds
 
 
 @contextmanager

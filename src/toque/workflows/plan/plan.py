@@ -23,6 +23,7 @@ def plan(
     hardware: str | None = None,
     utilisation: float | None = None,
     gpus: int = 1,
+    changes: bool = True,
     reporter: Reporter = SILENT,
 ) -> Plan:
     """Estimate the memory, FLOPs, time, disk space and traffic of a run, and useful changes.
@@ -36,6 +37,7 @@ def plan(
             `hardware` section of a file or preset changes its settings for this GPU.
         utilisation: Model FLOPs utilisation, in (0, 1], or None for a known or measured value.
         gpus: Number of GPUs that share every update. The memory is per GPU.
+        changes: Also estimate other settings, which takes longer than the rest.
         reporter: Receives the progress.
 
     Raises:
@@ -58,4 +60,4 @@ def plan(
     from toque.workflows.plan.run_estimate import build_plan  # loads torch
 
     with reporter.working("planning"):
-        return build_plan(settings, hardware, utilisation, gpus)
+        return build_plan(settings, hardware, utilisation, gpus, changes=changes)

@@ -98,9 +98,14 @@ def build_estimator(
 
 
 def build_plan(
-    config: RunConfig, hardware: str | None, utilisation: float | None, gpus: int
+    config: RunConfig,
+    hardware: str | None,
+    utilisation: float | None,
+    gpus: int,
+    *,
+    changes: bool,
 ) -> Plan:
-    """Estimate a run and the effect of other settings."""
+    """Estimate a run, and the effect of other settings if there are to be `changes`."""
     all_gpus, build_model, store_bytes = build_estimator(config, hardware, gpus)
     rank = all_gpus.of_rank()
     with outlining():
@@ -110,20 +115,22 @@ def build_plan(
     time = add_exchange(computing, all_gpus.work, shared)
     time = add_generation(time, all_gpus, model, memory)
 
-    # Changes are compared with the settings that training would choose.
-    chosen = {
-        "micro_batch_rows": memory.micro_batch_rows,
-        "gradient_checkpointing": memory.recompute,
-        "strategy": strategy,
-    }
-    train = config.train.model_copy(update=chosen)
-    chosen_config = config.model_copy(update={"train": train})
-    flops = _update_flops(memory, rank.work)
-    with outlining():
-        levers = [
-            _estimate_lever(rank, proposal, build_model, time, flops)
-            for proposal in _propose_changes(chosen_config, rank)
-        ]
+    levers = []
+    if changes:
+        # Changes are compared with the settings that training would choose.
+        chosen = {
+            "micro_batch_rows": memory.micro_batch_rows,
+            "gradient_checkpointing": memory.recompute,
+            "strategy": strategy,
+        }
+        train = config.train.model_copy(update=chosen)
+        chosen_config = config.model_copy(update={"train": train})
+        flops = _update_flops(memory, rank.work)
+        with outlining():
+            levers = [
+                _estimate_lever(rank, proposal, build_model, time, flops)
+                for proposal in _propose_changes(chosen_config, rank)
+            ]
     return Plan(
         parameters=parameter_counts(model),
         machine=rank.machine,
