@@ -121,6 +121,26 @@ def test_a_running_run_is_not_deleted(client, folder):
     assert (folder / "runs/busy").is_dir()
 
 
+def test_a_run_of_another_version_is_shown_but_does_not_continue(client, folder):
+    run = folder / "runs" / "future"
+    WrittenRun(run, stop_after="400 steps").step(3, loss=2.0)
+    (run / "config.yaml").write_text("run_dir: runs/future\nflavour: {salt: 1}\n")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "tasted", "step": 4, "salt": []}\n')
+
+    def card() -> dict[str, Any]:
+        time.sleep(1.1)
+        return next(
+            each for each in home(client)["runs"] if each["name"] == "runs/future"
+        )
+
+    assert card()["score"] is None
+    assert client.post("/api/continue", json={"run": "runs/future"}).status_code == 200
+    while card()["state"] != "failed":
+        pass
+    assert "flavour" in card()["sentence"]
+
+
 def test_an_export_is_compared_and_downloaded(client, folder):
     request = {"model": "runs/soup", "format": "hf"}
     answer = client.post("/api/export", json=request)

@@ -70,8 +70,12 @@ def recognise(workplace: Workplace, request: FilesRequest) -> dict[str, Any]:
     try:
         survey = _survey(workplace, request)
     except RefusedFileError as error:
+        problem = describe_error(error)
+        if error.fields:
+            # The full message has names of settings, but the page has a list for each part.
+            problem = f"{', '.join(request.files)}: {error.why}."
         return {
-            "problem": describe_error(error),
+            "problem": problem,
             "fields": list(error.fields),
             "suggestions": [dict(columns) for columns in error.columns],
         }
@@ -132,7 +136,12 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
         "name": name,
         "yaml": text,
         "forecast": result.forecast,
-        "remarks": result.remarks,
+        # The remarks on a source are shown with the source.
+        "remarks": [
+            remark
+            for remark in result.remarks
+            if not any(remark in source.remarks for source in result.sources)
+        ],
         **needs,
     }
 

@@ -29,15 +29,13 @@ export function open({ query }) {
 }
 
 async function start(left) {
-  const loaded = await loadModels(left);
-  if (!loaded) return;
-  models = loaded;
+  models = await loadModels(left);
+  at("go").disabled = !models.length;
+  if (!models.length) return;
+  at("second-field").hidden = false;
+  const other = models.find(({ name }) => name !== at("model").value) ?? models[0];
+  at("second").value = other.name;
   try {
-    at("second-field").hidden = false;
-    const other = models.find(({ name }) => name !== at("model").value) ?? models[0];
-    if (other) at("second").value = other.name;
-    at("go").disabled = !models.length;
-    if (!models.length) say(at("problem"), "There is no model yet. Train one first.");
     showWins((await ask("api/wins")).wins);
   } catch (failure) {
     report(failure);

@@ -34,6 +34,7 @@ export class Controls {
     const run = runs.find(({ name }) => name === this.name);
     this.actions.replaceChildren(...(run ? this.#actionsOf(run) : []));
     if (!run) return;
+    document.querySelector(".report").hidden = !run.folder_exists;
     say(this.message, run.state === "failed" ? run.sentence : "");
     if (ACTIVE.includes(this.#state) && !ACTIVE.includes(run.state)) this.#notify(run);
     this.#state = run.state;

@@ -5,7 +5,7 @@ import { ask, report } from "./requests.js";
 
 /**
  * Fetch the models and fill the two choices. `preferred` is the name of the model to choose first.
- * Return null after a failure, which the view shows.
+ * Return no models after a failure, which the view shows.
  */
 export async function loadModels(preferred = "") {
   let models;
@@ -13,8 +13,9 @@ export async function loadModels(preferred = "") {
     ({ models } = await ask("api/models"));
   } catch (failure) {
     report(failure);
-    return null;
+    return [];
   }
+  if (!models.length) say(at("problem"), "There is no model yet. Train one first.");
   const names = models.map(({ name }) => name);
   at("model").replaceChildren(...names.map((name) => new Option(name)));
   if (names.includes(preferred)) at("model").value = preferred;

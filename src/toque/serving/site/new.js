@@ -89,6 +89,7 @@ async function prepare(base, edited) {
 async function edit(run) {
   document.querySelector("h1").textContent = `New run, with the settings of ${run}`;
   for (const id of ["texts-section", "choices-section"]) at(id).hidden = true;
+  at("forecast-title").textContent = "Settings";
   try {
     const { name, yaml } = await ask(`api/config?run=${encodeURIComponent(run)}`);
     at("name").value = name;
@@ -219,7 +220,8 @@ function columnForm({ fields, suggestions }) {
   const first = suggestions[0] ?? {};
   const choices = Object.entries(PARTS).map(([part, label]) => {
     const select = element("select", { id: `part-${part}` }, new Option("none", ""), ...fields.map((field) => new Option(field)));
-    select.value = columns[part] ?? first[part] ?? "";
+    const field = columns[part] ?? first[part];
+    if (fields.includes(field)) select.value = field;
     select.dataset.part = part;
     return element("div", { className: "field" }, element("label", { htmlFor: select.id }, label), select);
   });
@@ -256,7 +258,7 @@ const chosenTime = () => document.querySelector("[name=time]:checked").value;
 function explainBase() {
   const text = at("base").value
     ? "The run starts with the weights of this model, and continues its training on your texts."
-    : "A new model learns its language only from your texts. With fewer than 5,000, start from a model.";
+    : "A new model learns its language only from your texts. With fewer than 5,000, copy the folder of a pretrained model here, and start from it.";
   say(at("base-hint"), text);
 }
 
@@ -315,12 +317,13 @@ async function check() {
   request.abort();
   request = new AbortController();
   at("go").disabled = true;
+  at("measuring").hidden = true;
   try {
     const { line, problem = "", ...needs } = await ask("api/check", { yaml: at("yaml").value }, request.signal);
     say(at("yaml-problem"), line ? `Line ${line}: ${problem}` : problem);
     at("yaml").ariaInvalid = String(Boolean(problem));
     if (problem) return;
-    proposal = { ...proposal, ...needs };
+    proposal = { ...proposal, ...needs, forecast: "" }; // the forecast was for other settings
     showForecast();
   } catch (failure) {
     if (failure.name !== "AbortError") showProblem(failure);

@@ -58,18 +58,14 @@ export function open({ names }) {
   });
   at("save").addEventListener("click", save);
   show();
-  void start(names[0]);
+  void loadModels(names[0]).then((loaded) => {
+    models = loaded;
+    explain();
+  });
   return () => {
     writing?.abort();
     ignoreEscape();
   };
-}
-
-async function start(preferred) {
-  const loaded = await loadModels(preferred);
-  if (!loaded) return;
-  models = loaded;
-  explain();
 }
 
 /** Describe how the chosen model uses a question, and list its tasks. */

@@ -46,18 +46,14 @@ export function open({ names }) {
   at("more").open = !narrow.matches;
   at("ideas").replaceChildren(...IDEAS.map(idea));
   showHistory();
-  void start(names[0]);
+  void loadModels(names[0]).then((loaded) => {
+    models = loaded;
+    explain();
+  });
   return () => {
     writing?.abort();
     ignoreEscape();
   };
-}
-
-async function start(preferred) {
-  const loaded = await loadModels(preferred);
-  if (!loaded) return;
-  models = loaded;
-  explain();
 }
 
 /** Describe what a model does with the request if it was not trained on recipes. */

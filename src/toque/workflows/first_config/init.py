@@ -434,8 +434,8 @@ def _remark_on_load(before: ProcessorUse) -> tuple[str, ...]:
         return ()
     remark = (
         f"Other programs kept {others:.1f} of {len(usable_cores())} cores busy during the speed "
-        "measurement, so the configuration suits a machine under that load. To measure again, "
-        "repeat init over this file after they end."
+        "measurement, so the configuration suits a machine under that load. Measure again "
+        "after they end."
     )
     return (remark,)
 
