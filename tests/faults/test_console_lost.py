@@ -72,6 +72,7 @@ def test_fault_62_the_reader_goes_away(words, tmp_path):
 
 
 @needs_full
+@pytest.mark.slow
 def test_fault_62_the_log_is_on_a_full_disk(words, tmp_path):
     with FULL.open("wb") as full:
         code = subprocess.run(
@@ -142,7 +143,8 @@ class HangUp:
 """
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 3])
 def test_fault_62_a_hangup_saves_and_ends(words, tmp_path, times):
     """The shell and the kernel both send one when a terminal goes."""
     (tmp_path / "hangs.py").write_text(HANG_UP)

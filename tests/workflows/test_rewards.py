@@ -121,6 +121,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [event for event in lines if event["event"] == "step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpo", "best_of"])
 def test_obvious_reward_is_learnt(begun, kind):
     length = {"stop_after": "60 steps"}

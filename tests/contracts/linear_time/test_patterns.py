@@ -113,6 +113,7 @@ def slow_growth(
     )
 
 
+@pytest.mark.slow
 def test_the_texts_find_what_is_not_linear() -> None:
     """The texts are hostile: known bad patterns are found by them.
 

@@ -60,7 +60,10 @@ def interrupted_in(
     return python(*launcher, script, *words)
 
 
-@pytest.mark.parametrize(("part", "at"), [("losses", 1), ("texts", 5)])
+@pytest.mark.parametrize(
+    ("part", "at"),
+    [("losses", 1), pytest.param("texts", 5, marks=pytest.mark.slow)],
+)
 def test_it_is_left_and_made_when_the_run_continues(
     kitchen: Path, tmp_path: Path, part: str, at: int
 ) -> None:

@@ -107,6 +107,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 def test_the_finished_model_and_scores_do_not_go_into_another_run(
     kitchen: Path, whole_run: Path, tmp_path: Path
 ) -> None:

@@ -240,7 +240,9 @@ def test_nor_does_bfloat16_and_its_masks_are_those_of_float32(kind):
         assert found.within(HALF), (way, found)
 
 
-@pytest.mark.parametrize("kind", ["t5", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("t5", marks=pytest.mark.slow), "gpt2", "opt"]
+)
 def test_nor_do_compiled_blocks(kind):
     model = dropping(kind)
     compile_blocks(model, backend="eager")

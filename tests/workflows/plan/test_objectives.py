@@ -20,7 +20,10 @@ REWARDS = {"rewards": {"recipe_score": 1.0}, "samples": 4}
 CARD = "rtx-4090"
 
 
-@pytest.fixture(scope="module", params=["llama", "t5"])
+@pytest.fixture(
+    scope="module",
+    params=["llama", pytest.param("t5", marks=pytest.mark.slow)],
+)
 def start(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
