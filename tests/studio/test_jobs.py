@@ -143,6 +143,16 @@ def test_a_killed_process_is_reported(state):
     until(jobs, lambda current: not current)
 
 
+def test_a_run_is_stopped_once(state, monkeypatch):
+    jobs = new_jobs(state)
+    jobs.add("runs/a", ENDLESS)
+    signals = []
+    monkeypatch.setattr(os, "kill", lambda *sent: signals.append(sent))
+    jobs.stop("runs/a")
+    jobs.stop("runs/a")
+    assert signals == [(jobs.jobs[0].pid, signal.SIGTERM)]
+
+
 def test_a_process_with_a_recycled_id_is_not_stopped(state):
     other = subprocess.Popen(["sleep", "60"])
     try:

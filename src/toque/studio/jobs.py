@@ -151,9 +151,11 @@ class Jobs:
             for job in self._jobs:
                 if job.run == run and job.state == "training" and _is_alive(job):
                     assert job.pid is not None, "a job that is being trained has one"
-                    job.is_stopping = True
-                    self._save()
-                    os.kill(job.pid, signal.SIGTERM)
+                    # After a second signal, the process would exit without a checkpoint.
+                    if not job.is_stopping:
+                        job.is_stopping = True
+                        self._save()
+                        os.kill(job.pid, signal.SIGTERM)
                     return
         raise RequestError(409, f"This studio does not train {run} at the moment.")
 
