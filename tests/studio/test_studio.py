@@ -196,6 +196,13 @@ def test_an_export_is_compared_and_downloaded(client, folder):
     assert client.get("/api/export/runs/soup.zip").status_code == 404
     assert "soup" in client.get(f"/api/card?model={name}").json()["card"]
     assert name in home(client)["models"]
+    unfinished = folder / "exports" / "temp-soup-hf"
+    unfinished.mkdir()
+    (unfinished / "config.json").write_text("{}")
+    assert "exports/temp-soup-hf" not in home(client)["models"]
+    (folder / "--help").symlink_to(folder / "runs/soup")
+    option = client.post("/api/export", json={"model": "--help", "format": "hf"})
+    assert "read back and compared" in option.json()["message"]
     adapter = client.post("/api/export", json=request | {"format": "adapter"})
     assert adapter.status_code == 409
     assert "adapter" in adapter.json()["error"]["message"]

@@ -41,7 +41,8 @@ async def export_model(workplace: Workplace, model: str, form: str) -> dict[str,
     target = free_path(parent, f"{Path(source).name}-{form}")
     to = workplace.name_of(target)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "toque", "export", source, "--to", to, "--format", form,
+        sys.executable, "-P", "-m", "toque", "export",
+        "--to", to, "--format", form, "--", source,
         cwd=workplace.folder, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
     )  # fmt: skip
     output, _ = await process.communicate()

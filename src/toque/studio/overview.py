@@ -18,6 +18,7 @@ from toque.runs.metric_names import MAIN_SCORES, REWARD, metric_named
 from toque.runs.run_record import CONFIG, RunRecord
 from toque.runs.run_state import state_of
 from toque.serving.watch_app import Watcher
+from toque.storage.atomic import TEMP_PREFIX
 from toque.studio.jobs import Job
 from toque.studio.records import record_of
 from toque.studio.workplace import Workplace
@@ -127,7 +128,7 @@ class Overview:
         return sorted(
             self._workplace.name_of(path)
             for path in candidates
-            if not path.name.startswith(".") and not path.is_symlink()
+            if not path.name.startswith((".", TEMP_PREFIX)) and not path.is_symlink()
             if os.access(path, os.X_OK)  # unlike lost+found
             if any((path / name).is_file() for name in _MODEL_FILES)
         )

@@ -103,6 +103,8 @@ class Studio:
         self._limits = Limits()
         self._measuring = asyncio.Lock()
         """Two measurements or estimates at a time would disturb each other."""
+        self._exporting = asyncio.Lock()
+        """Two exports at a time would choose the same name."""
 
     def part(self) -> Part:
         """Return the part of the application."""
@@ -190,7 +192,8 @@ class Studio:
         return StreamingResponse(blocks, media_type="application/zip", headers=headers)
 
     async def _export(self, request: _ExportRequest) -> Any:
-        return await export_model(self._workplace, request.model, request.format)
+        async with self._exporting:
+            return await export_model(self._workplace, request.model, request.format)
 
     async def _propose(self, request: drafts.ProposalRequest) -> Any:
         return await self._measure(lambda: drafts.propose(self._workplace, request))
