@@ -90,6 +90,14 @@ def test_a_proposal_is_a_valid_configuration_with_its_forecast(client):
     assert "the base must name one" in rewards.json()["error"]["message"]
 
 
+def test_a_run_without_a_model_is_not_a_base(client, place):
+    (place.folder / "runs/soup/checkpoints").mkdir(parents=True)
+    body = {"files": ["recipes.jsonl"], "name": "a", "time": "1 minute"}
+    answer = client.post("/api/propose", json=body | {"base": "runs/soup"})
+    assert answer.status_code == 422
+    assert "has no finished model yet" in answer.json()["error"]["message"]
+
+
 @pytest.mark.usefixtures("place")
 def test_what_would_fit_is_shown_before_the_start(client, monkeypatch):
     monkeypatch.setattr(run_estimate, "free_bytes", lambda _: 700 << 20)

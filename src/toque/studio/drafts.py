@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from toque.config import RunConfig, load_config, load_text
 from toque.config.json_schema import SCHEMA_FILE, schema_text
 from toque.errors import ToqueError
+from toque.runs.places import is_run
 from toque.runs.run_record import CONFIG
 from toque.serving.request_errors import RequestError
 from toque.sources.layouts import RefusedFileError
@@ -115,7 +116,14 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
     """
     base = "scratch"
     if request.base:
-        base = workplace.name_of(finished_model(workplace.path(request.base)))
+        folder = finished_model(workplace.path(request.base))
+        if is_run(folder):
+            raise RequestError(
+                422,
+                f"{request.base} has no finished model yet. Wait for its end, or choose another "
+                "model.",
+            )
+        base = workplace.name_of(folder)
     name = workplace.new_run(request.name)
     try:
         result, text = draft_config(

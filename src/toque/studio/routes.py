@@ -142,11 +142,14 @@ class Studio:
         """Advance the queue until the server ends. Training processes continue without it."""
 
         async def advance() -> None:
+            problem = ""
             while True:
                 try:
                     await run_in_threadpool(self._jobs.advance)
-                except OSError:  # such as a full disk: try again
-                    _log.exception("the queue cannot be advanced")
+                except OSError as error:  # such as a full disk: try again
+                    if str(error) != problem:
+                        problem = str(error)
+                        _log.exception("the queue cannot be advanced")
                 await asyncio.sleep(_ADVANCE_SECONDS)
 
         task = asyncio.create_task(advance())
