@@ -90,6 +90,14 @@ def test_a_proposal_is_a_valid_configuration_with_its_forecast(client):
     assert "the base must name one" in rewards.json()["error"]["message"]
 
 
+def test_a_run_without_a_model_is_not_a_base(client, place):
+    (place.folder / "runs/soup/checkpoints").mkdir(parents=True)
+    body = {"files": ["recipes.jsonl"], "name": "a", "time": "1 minute"}
+    answer = client.post("/api/propose", json=body | {"base": "runs/soup"})
+    assert answer.status_code == 422
+    assert "has no finished model yet" in answer.json()["error"]["message"]
+
+
 @pytest.mark.usefixtures("place")
 def test_what_would_fit_is_shown_before_the_start(client, monkeypatch):
     monkeypatch.setattr(run_estimate, "free_bytes", lambda _: 700 << 20)
@@ -132,6 +140,19 @@ def test_settings_of_a_run_are_copied_for_a_new_one(client, place):
     assert found["name"] == "soup-2"
     assert found["yaml"] == "seed: 3\nrun_dir: runs/soup-2   # of this run\n"
     assert client.get("/api/config?run=runs/cake").status_code == 404
+    (run / "config.yaml").unlink()
+    (run / "config.yaml").mkdir()
+    answer = client.get("/api/config?run=runs/soup")
+    assert answer.status_code == 409
+    assert "cannot be read" in answer.json()["error"]["message"]
+
+
+def test_a_run_is_started_once(client, folder):
+    text = "run_dir: runs/soup\ndata: {sources: [{path: missing.jsonl}], store: s}\n"
+    body = {"name": "soup", "yaml": text}
+    answers = [client.post("/api/start", json=body) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 409]
+    assert [path.name for path in folder.glob("*.yaml")] == ["soup.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -173,6 +194,12 @@ def test_a_run_without_its_file_is_continued_from_its_own_configuration(place):
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("run_dir: runs/other\n")
     assert drafts.config_of_run(place, "runs/other") == "runs/other/config.yaml"
+    (run / "config.yaml").write_text("run_dir: /outside\n")
+    with pytest.raises(drafts.RequestError, match="names another folder"):
+        drafts.config_of_run(place, "runs/other")
+    (run / "config.yaml").write_text("run_dir: runs/other\ndata: {store: ../s}\n")
+    with pytest.raises(drafts.RequestError, match="a store outside"):
+        drafts.config_of_run(place, "runs/other")
 
 
 def test_choices_become_pairs_that_dpo_reads(client, folder):
@@ -191,6 +218,9 @@ def test_choices_become_pairs_that_dpo_reads(client, folder):
         [6, 1],
         1,
     )
+    with (folder / "feedback-both-bad.jsonl").open("a") as file:
+        file.write('{"models": 5}\n[\n{"models": ["a"]}\n')
+    assert client.get("/api/wins").json()["wins"] == [counts]
     low, high = counts["interval"]
     assert low < 6 / 7 < high
     rows = list(map(json.loads, (folder / "feedback.jsonl").read_text().splitlines()))

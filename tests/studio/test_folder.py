@@ -8,10 +8,13 @@ import httpx
 import pytest
 
 from studio.conftest import TOKEN
+from toque.errors import ConfigError
 from toque.serving.gate import Limits
 from toque.serving.request_errors import RequestError
 from toque.studio import uploads, workplace
 from toque.studio.application import build_studio
+from toque.studio.server import run_studio
+from toque.studio.uploads import Uploads
 from toque.studio.workplace import Workplace
 
 OUTSIDE = (
@@ -81,6 +84,7 @@ def test_encoded_paths_are_refused(client, place, name):
         ("Äpfel & Birnen.csv", "Äpfel - Birnen.csv"),
         ("..", "file"),
         (".bashrc", "bashrc"),
+        ("あ" * 90 + ".csv", "あ" * 65 + ".csv"),
         ("C:\\texts\\a b.txt", "a b.txt"),
         ("<script>.json", "-script-.json"),
     ],
@@ -95,6 +99,36 @@ def test_files_are_uploaded_and_never_replaced(client, folder):
         assert (answer.status_code, answer.json()) == (200, {"name": expected})
         assert (folder / expected).read_bytes() == b'{"text": "soup"}\n' * 9
     assert client.get("/api/files").json()["files"][0]["bytes"] == 153
+    assert list((folder / ".studio" / "uploads").iterdir()) == []
+
+
+def test_a_broken_link_is_not_replaced(client, folder):
+    (folder / "soups.jsonl").symlink_to("missing")
+    (folder / "soups.yaml").symlink_to("missing")
+    assert client.put("/api/files/soups.jsonl", content=b"{}").json() == {
+        "name": "soups-2.jsonl"
+    }
+    assert Workplace(folder).new_run("soups") == "soups-2"
+
+
+def test_links_in_the_folder_of_the_studio_are_refused(folder):
+    documents = folder.parent / "documents"
+    documents.mkdir()
+    (documents / "thesis.txt").write_text("mine")
+    (folder / ".studio" / "uploads").symlink_to(documents)
+    with pytest.raises(ConfigError, match="is a symbolic link"):
+        run_studio(folder, browser=False)
+    Uploads(Workplace(folder))
+    assert (documents / "thesis.txt").exists()
+
+
+def test_uploads_at_a_time_leave_space_on_the_disk(client, folder, monkeypatch):
+    free = iter([400 << 20, 100 << 20])
+    monkeypatch.setattr(
+        workplace.shutil, "disk_usage", lambda _: SimpleNamespace(free=next(free))
+    )
+    answer = client.put("/api/files/a.txt", content=b"soup")
+    assert answer.status_code == 507
     assert list((folder / ".studio" / "uploads").iterdir()) == []
 
 
@@ -123,7 +157,9 @@ def test_of_many_uploads_at_a_time_some_are_refused_and_none_is_damaged(folder):
     assert files == dict.fromkeys(stored, content)
 
 
-@pytest.mark.parametrize("name", ["evil.py", "numpy.SO", "run.sh", "x.pth"])
+@pytest.mark.parametrize(
+    "name", ["evil.py", "numpy.SO", "run.sh", "x.pth", "evil.py. "]
+)
 def test_programs_are_not_accepted(client, folder, name):
     answer = client.put(f"/api/files/{name}", content=b"import os")
     assert answer.status_code == 415

@@ -1,6 +1,5 @@
 """The queue of runs: one process at a time, which outlives the server."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,10 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from toque.errors import ConfigError
 from toque.serving.request_errors import RequestError
+from toque.studio import jobs as jobs_module
 from toque.studio.jobs import Job, Jobs
 
 ENDLESS = ["watch", "runs", "--port", "0"]
@@ -117,10 +119,9 @@ def test_a_killed_server_loses_and_doubles_nothing(state):
 
 
 def test_a_server_killed_before_the_process_began_starts_it_once(state):
-    job = Job("1", "runs/a", ENDLESS, state="starting")
-    (state / "jobs.json").write_text(json.dumps([
-        {"id": job.id, "run": job.run, "command": job.command, "state": job.state}
-    ]))  # fmt: skip
+    owner = new_jobs(state)._owner
+    job = Job("1", "runs/a", ENDLESS, state="starting", owner=owner)
+    (state / "jobs.json").write_bytes(msgspec.json.encode([job]))
     jobs = new_jobs(state)
     for _ in range(3):
         jobs.advance()
@@ -142,16 +143,68 @@ def test_a_killed_process_is_reported(state):
     until(jobs, lambda current: not current)
 
 
+def test_a_run_is_stopped_once(state, monkeypatch):
+    jobs = new_jobs(state)
+    jobs.add("runs/a", ENDLESS)
+    signals = []
+    monkeypatch.setattr(os, "kill", lambda *sent: signals.append(sent))
+    jobs.stop("runs/a")
+    jobs.stop("runs/a")
+    assert signals == [(jobs.jobs[0].pid, signal.SIGTERM)]
+
+
 def test_a_process_with_a_recycled_id_is_not_stopped(state):
     other = subprocess.Popen(["sleep", "60"])
     try:
         jobs = new_jobs(state)
-        jobs._jobs = [
-            Job("1", "runs/a", ENDLESS, state="training", pid=other.pid, began=1.0)
-        ]
+        jobs._jobs = [Job("1", "runs/a", ENDLESS, state="training", pid=other.pid)]
         with pytest.raises(RequestError, match="does not train"):
             jobs.stop("runs/a")
         assert other.poll() is None
     finally:
         other.kill()
         other.wait()
+
+
+def test_jobs_of_another_folder_are_not_started(state):
+    """The folder may be a copy, or come from someone else."""
+    job = Job("1", "runs/a", SHORT, owner="123")
+    (state / "jobs.json").write_bytes(msgspec.json.encode([job]))
+    jobs = new_jobs(state)
+    jobs.advance()
+    assert states(list(jobs.jobs)) == [("runs/a", "failed")]
+    assert process_ids(state.parent) == []
+
+
+def write_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def write_deep_json(path: Path) -> None:
+    path.write_text('[{"id": "1", "run": "a", "command": [], "x": ' + "[" * 100_000)
+
+
+@pytest.mark.parametrize("write", [write_pipe, write_deep_json, Path.mkdir])
+def test_a_damaged_queue_is_reported(state, write):
+    write(state / "jobs.json")
+    with pytest.raises(ConfigError, match="Move it away"):
+        new_jobs(state)
+
+
+def test_a_run_that_an_earlier_server_stopped_is_not_a_failure(state):
+    jobs = new_jobs(state)
+    jobs._jobs = [Job("1", "runs/a", SHORT, state="training", is_stopping=True)]
+    (state / "logs" / "runs%a.log").write_text("toque: Stopped by a signal.\n")
+    jobs.advance()
+    assert jobs.jobs == []
+
+
+def test_a_job_that_cannot_be_written_is_refused(state, monkeypatch):
+    def write(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    jobs = new_jobs(state)
+    monkeypatch.setattr(jobs_module, "atomic_write", write)
+    with pytest.raises(RequestError, match="No space left on device"):
+        jobs.add("runs/a", SHORT)
+    assert jobs.jobs == []

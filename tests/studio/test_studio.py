@@ -7,14 +7,22 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 import toque
 from fixtures.kitchens import TINY
 from toque.cooking.cookbook.recipes import write_cookbook
+from toque.serving.gate import Limits
+from toque.serving.request_errors import RequestError
+from toque.studio import model_pool, routes
+from toque.studio.application import build_studio
+from toque.studio.jobs import Jobs
+from toque.studio.workplace import Workplace
 from watching.written_run import WrittenRun
 
 
@@ -111,6 +119,56 @@ def test_a_deleted_run_can_be_restored(client, folder):
     assert client.post("/api/restore", json=body).status_code == 404
 
 
+def test_only_runs_are_deleted_and_restored(client, folder):
+    answer = client.post("/api/delete", json={"run": "runs"})
+    assert answer.status_code == 404
+    assert (folder / "runs").is_dir()
+    body = {"id": "1", "run": str(folder)}
+    assert client.post("/api/restore", json=body).status_code == 404
+
+
+def test_a_huge_score_is_left_out(client, folder):
+    run = WrittenRun(folder / "runs" / "huge", stop_after="400 steps")
+    run.step(3, loss=2.0)
+    scores = '{"generated": {"recipe_score": 1' + "0" * 400 + "}}"
+    (folder / "runs/huge/evaluation.json").write_text(scores)
+    time.sleep(1.1)
+    assert "runs/huge" in {card["name"] for card in home(client)["runs"]}
+
+
+def test_the_queue_continues_after_an_error(folder, monkeypatch):
+    calls = []
+
+    def advance(_: Jobs) -> None:
+        calls.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Jobs, "advance", advance)
+    monkeypatch.setattr(routes, "_ADVANCE_SECONDS", 0.01)
+    app = build_studio(Workplace(folder), token="", hosts=None, limits=Limits())
+    with TestClient(app):
+        time.sleep(0.5)
+    assert len(calls) > 1
+
+
+def test_names_and_times_of_exports_are_free(client, folder):
+    export = folder / "exports" / "борщ"
+    export.mkdir(parents=True)
+    (export / "config.json").write_text("{}")
+    os.utime(export / "config.json", (0, 0))
+    answer = client.get("/api/export/exports/борщ.zip")
+    assert zipfile.ZipFile(io.BytesIO(answer.content)).testzip() is None
+
+
+def test_the_weights_of_all_files_of_a_model_count(tmp_path, monkeypatch):
+    memory = SimpleNamespace(available=10_000)
+    monkeypatch.setattr(model_pool.psutil, "virtual_memory", lambda: memory)
+    for number in range(3):
+        (tmp_path / f"model-{number}.safetensors").write_bytes(b"0" * 3000)
+    with pytest.raises(RequestError, match="needs about"):
+        model_pool._refuse_large("big", tmp_path)
+
+
 def test_a_running_run_is_not_deleted(client, folder):
     run = WrittenRun(folder / "runs" / "busy", stop_after="400 steps")
     run.step(3, loss=2.0)
@@ -149,7 +207,8 @@ def test_an_export_is_compared_and_downloaded(client, folder):
     assert name == "exports/soup-hf"
     assert "read back and compared" in answer.json()["message"]
     data = client.get(f"/api/export/{name}.zip")
-    assert data.headers["content-disposition"] == 'attachment; filename="soup-hf.zip"'
+    disposition = data.headers["content-disposition"]
+    assert disposition == "attachment; filename*=UTF-8''soup-hf.zip"
     archive = zipfile.ZipFile(io.BytesIO(data.content))
     assert archive.testzip() is None
     weights = archive.read("soup-hf/model.safetensors")
@@ -157,6 +216,13 @@ def test_an_export_is_compared_and_downloaded(client, folder):
     assert client.get("/api/export/runs/soup.zip").status_code == 404
     assert "soup" in client.get(f"/api/card?model={name}").json()["card"]
     assert name in home(client)["models"]
+    unfinished = folder / "exports" / "temp-soup-hf"
+    unfinished.mkdir()
+    (unfinished / "config.json").write_text("{}")
+    assert "exports/temp-soup-hf" not in home(client)["models"]
+    (folder / "--help").symlink_to(folder / "runs/soup")
+    option = client.post("/api/export", json={"model": "--help", "format": "hf"})
+    assert "read back and compared" in option.json()["message"]
     adapter = client.post("/api/export", json=request | {"format": "adapter"})
     assert adapter.status_code == 409
     assert "adapter" in adapter.json()["error"]["message"]

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from toque.config import RunConfig, load_config, load_text
 from toque.config.json_schema import SCHEMA_FILE, schema_text
 from toque.errors import ToqueError
+from toque.runs.places import is_run
 from toque.runs.run_record import CONFIG
 from toque.serving.request_errors import RequestError
 from toque.sources.layouts import RefusedFileError
@@ -36,7 +37,9 @@ _FIELD_OF_ARGUMENT: Final = {
 }
 """Names of the arguments of `init` on the page."""
 _RUN_DIR: Final = re.compile(r"(?m)^run_dir:[^#\n]*[^#\s]")
-_LINE: Final = re.compile(r"line:(\d+): ")
+_TEXT: Final = "The configuration"
+"""Name of a text from the page in the messages about it."""
+_LINE: Final = re.compile(rf"{_TEXT}:(\d+): ")
 _MAX_TEXT: Final = 200_000
 
 
@@ -117,7 +120,14 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
     """
     base = "scratch"
     if request.base:
-        base = workplace.name_of(finished_model(workplace.path(request.base)))
+        folder = finished_model(workplace.path(request.base))
+        if is_run(folder):
+            raise RequestError(
+                422,
+                f"{request.base} has no finished model yet. Wait for its end, or choose another "
+                "model.",
+            )
+        base = workplace.name_of(folder)
     name = workplace.new_run(request.name)
     try:
         result, text = draft_config(
@@ -177,7 +187,7 @@ def check(workplace: Workplace, text: str) -> dict[str, Any]:
     if len(text) > _MAX_TEXT:
         return {"line": None, "problem": "The configuration is too long."}
     try:
-        return _estimate_needs(workplace, load_text(text, "line").config)
+        return _estimate_needs(workplace, load_text(text, _TEXT).config)
     except ToqueError as error:
         message = describe_error(error)
         found = _LINE.match(message)
@@ -195,7 +205,7 @@ def write_config(workplace: Workplace, name: str, text: str) -> tuple[str, str]:
         RequestError: The configuration is invalid, or its run exists.
     """
     try:
-        config = load_text(text, "line").config
+        config = load_text(text, _TEXT).config
     except ToqueError as error:
         raise RequestError(422, describe_error(error)) from error
     name = workplace.new_run(name)
@@ -211,6 +221,10 @@ def write_config(workplace: Workplace, name: str, text: str) -> tuple[str, str]:
     try:
         atomic_write(workplace.folder / SCHEMA_FILE, schema_text().encode())
         atomic_write(workplace.folder / f"{name}.yaml", text.encode(), new=True)
+    except FileExistsError as error:  # another request has just written it
+        raise RequestError(
+            409, f"{name}.yaml already exists. Start the run again to use another name."
+        ) from error
     except OSError as error:
         raise RequestError(
             507, f"{name}.yaml cannot be written: {error.strerror}."
@@ -224,8 +238,13 @@ def copy_config(workplace: Workplace, run: str, file: str) -> dict[str, str]:
     Raises:
         RequestError: The file does not exist.
     """
-    with open_plain(workplace.path(file)) as stream:
-        text = stream.read(_MAX_TEXT).decode("utf-8", "replace")
+    try:
+        with open_plain(workplace.path(file)) as stream:
+            text = stream.read(_MAX_TEXT).decode("utf-8", "replace")
+    except OSError as error:
+        raise RequestError(
+            409, f"{file} cannot be read: {error.strerror}. Replace it with a copy."
+        ) from error
     name = workplace.new_run(Path(run).name)
     new_folder = f"run_dir: runs/{name}"
     return {"name": name, "yaml": _RUN_DIR.sub(new_folder, text, count=1)}
@@ -243,7 +262,19 @@ def config_of_run(workplace: Workplace, run: str) -> str:
         config = load_config(file).config
         if (workplace.folder / config.run_dir).resolve() == folder.resolve():
             return file.name
-    return workplace.name_of(workplace.path(f"{run}/{CONFIG}"))
+    file = workplace.path(f"{run}/{CONFIG}")
+    with suppress(ToqueError):
+        config = load_config(file).config
+        # A run may come from anyone, so its settings must not name other folders.
+        target = (workplace.folder / config.run_dir).resolve()
+        store = (workplace.folder / config.data.store).resolve()
+        if target != folder.resolve() or not store.is_relative_to(workplace.folder):
+            raise RequestError(
+                409,
+                f"{run}/{CONFIG} names another folder as run_dir, or a store outside of this "
+                "studio. Change its settings, and start a new run.",
+            )
+    return workplace.name_of(file)
 
 
 def describe_error(error: ToqueError) -> str:

@@ -8,6 +8,7 @@ import sys
 import zipfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,12 +35,14 @@ async def export_model(workplace: Workplace, model: str, form: str) -> dict[str,
         RequestError: The model does not exist, or the export failed.
     """
     source = workplace.name_of(workplace.path(model))
-    parent = workplace.folder / EXPORTS
-    parent.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        (workplace.folder / EXPORTS).mkdir()
+    parent = workplace.path(EXPORTS)  # refuses a link out of the folder
     target = free_path(parent, f"{Path(source).name}-{form}")
     to = workplace.name_of(target)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "toque", "export", source, "--to", to, "--format", form,
+        sys.executable, "-P", "-m", "toque", "export",
+        "--to", to, "--format", form, "--", source,
         cwd=workplace.folder, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
     )  # fmt: skip
     output, _ = await process.communicate()
@@ -81,7 +84,9 @@ def _zip_blocks(folder: Path) -> Iterator[bytes]:
         for path in sorted(folder.rglob("*")):
             if path.is_symlink() or not path.is_file():
                 continue
-            info = zipfile.ZipInfo.from_file(path, path.relative_to(folder.parent))
+            info = zipfile.ZipInfo.from_file(
+                path, path.relative_to(folder.parent), strict_timestamps=False
+            )
             with (
                 open_plain(path) as source,
                 archive.open(info, "w", force_zip64=True) as target,

@@ -94,9 +94,10 @@ def count_wins(folder: Path) -> list[dict[str, Any]]:
         pair = (min(winner, loser), max(winner, loser))
         wins[pair][pair.index(winner)] += 1
     for row in _rows_in(folder / BOTH_BAD):
-        names = sorted(map(str, row.get("models", ())))
-        if len(names) == 2:
-            wins[names[0], names[1]][2] += 1
+        names = row.get("models")
+        if isinstance(names, list) and len(names) == 2:
+            first_name, second_name = sorted(map(str, names))
+            wins[first_name, second_name][2] += 1
     counts = []
     for models, (first, second, both_bad) in sorted(wins.items()):
         n = first + second

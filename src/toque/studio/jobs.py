@@ -24,8 +24,9 @@ import psutil
 from toque.errors import ConfigError, Interrupted
 from toque.serving.request_errors import RequestError
 from toque.storage.atomic import atomic_write
+from toque.storage.json_files import decode_json
 from toque.storage.locks import inheritable_lock
-from toque.storage.no_follow import new_file
+from toque.storage.no_follow import new_file, open_plain
 
 _QUEUE: Final = "jobs.json"
 _LOCK: Final = "training.lock"
@@ -53,8 +54,8 @@ class Job(msgspec.Struct):
     queued: float = 0.0
     """Time when the job was added, in seconds since 1970."""
     pid: int | None = None
-    began: float = 0.0
-    """Start time of the process, in seconds since 1970. It identifies the process with its id."""
+    owner: str = ""
+    """Identity of the folder that started the job. A copy of the folder has another identity."""
 
 
 @final
@@ -72,7 +73,17 @@ class Jobs:
         self._mutex = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         (state / "logs").mkdir(parents=True, exist_ok=True)
+        with inheritable_lock(state / _LOCK):
+            # No one can choose the ctime of a file, so another folder does not have it.
+            self._owner = str((state / _LOCK).stat().st_ctime_ns)
         self._jobs = _read_jobs(state / _QUEUE)
+        for job in self._jobs:
+            if job.owner != self._owner and job.state != "failed":
+                job.state = "failed"
+                job.message = (
+                    "This job was added in another folder. Dismiss it, or change its settings to "
+                    "start a new run."
+                )
 
     @property
     def jobs(self) -> Sequence[Job]:
@@ -97,9 +108,23 @@ class Jobs:
             if self.has(run):
                 raise RequestError(409, f"{run} is already in the queue.")
             self._jobs = [job for job in self._jobs if job.run != run]
-            job = Job(secrets.token_hex(6), run, list(command), queued=time.time())
+            job = Job(
+                secrets.token_hex(6),
+                run,
+                list(command),
+                queued=time.time(),
+                owner=self._owner,
+            )
             self._jobs.append(job)
-            self._save()
+            try:
+                self._save()
+            except OSError as error:
+                self._jobs.remove(job)
+                raise RequestError(
+                    507,
+                    f"The queue cannot be written: {error.strerror}. Free some space, and try "
+                    "again.",
+                ) from error
             self.advance()
             return job
 
@@ -126,9 +151,11 @@ class Jobs:
             for job in self._jobs:
                 if job.run == run and job.state == "training" and _is_alive(job):
                     assert job.pid is not None, "a job that is being trained has one"
-                    job.is_stopping = True
-                    self._save()
-                    os.kill(job.pid, signal.SIGTERM)
+                    # After a second signal, the process would exit without a checkpoint.
+                    if not job.is_stopping:
+                        job.is_stopping = True
+                        self._save()
+                        os.kill(job.pid, signal.SIGTERM)
                     return
         raise RequestError(409, f"This studio does not train {run} at the moment.")
 
@@ -161,7 +188,7 @@ class Jobs:
 
     def log(self, run: str) -> str:
         """Return the end of the newest log of a run. Without a log it is empty."""
-        with suppress(OSError), self._log_of(run).open("rb") as file:
+        with suppress(OSError), open_plain(self._log_of(run)) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _MAX_LOG_BYTES))
             return file.read().decode("utf-8", "replace")
@@ -201,7 +228,6 @@ class Jobs:
         else:
             job.state = "training"
             job.pid = self._process.pid
-            job.began = _start_time(job.pid)
         self._save()
 
     def _record_end(self, job: Job) -> None:
@@ -211,7 +237,9 @@ class Jobs:
             code = self._process.returncode
         error = _error_in(self.log(job.run))
         is_unknown = code is None or job.is_stopping
-        if code in _SAVED_EXITS or (is_unknown and not error):
+        # The exit code is unknown if an earlier server started the process.
+        was_stopped = code is None and job.is_stopping
+        if code in _SAVED_EXITS or was_stopped or (is_unknown and not error):
             # The files of the run show its state, also if its process was killed.
             self._jobs.remove(job)
         else:
@@ -232,20 +260,15 @@ def _read_jobs(path: Path) -> list[Job]:
         ConfigError: The file is damaged.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[Job])
+        with open_plain(path) as file:
+            return decode_json(file.read(), list[Job])
     except FileNotFoundError:
         return []
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(
             f"{path} is damaged: {error}. It has the queue of the studio. Move it away to start "
             "with an empty queue. The runs are not affected."
         ) from error
-
-
-def _start_time(pid: int) -> float:
-    with suppress(psutil.Error):
-        return psutil.Process(pid).create_time()
-    return time.time()
 
 
 def _is_alive(job: Job) -> bool:
@@ -253,9 +276,9 @@ def _is_alive(job: Job) -> bool:
     if job.pid is None:
         return False
     with suppress(psutil.Error):
-        process = psutil.Process(job.pid)
-        same_start = abs(process.create_time() - job.began) < 1.0
-        return same_start and process.status() != psutil.STATUS_ZOMBIE
+        # Start times change if the clock is set. The command does not.
+        command = psutil.Process(job.pid).cmdline()
+        return command[-len(job.command) :] == job.command
     return False
 
 

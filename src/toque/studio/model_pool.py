@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, final
@@ -50,15 +51,18 @@ class ModelPool:
         """
         async with self._lock:
             folder = self._workplace.path(name)
-            version = await run_in_threadpool(_version_of, folder)
-            if self._versions.get(name) == version:
-                self._versions[name] = self._versions.pop(name)  # now the newest
-                return
-            await self._make_room(name)
             try:
+                version = await run_in_threadpool(_version_of, folder)
+                if self._versions.get(name) == version:
+                    self._versions[name] = self._versions.pop(name)  # now the newest
+                    return
+                await self._make_room(name)
                 await run_in_threadpool(self._load, name, folder)
             except ToqueError as error:
                 raise RequestError(409, str(error), param="model") from error
+            except OSError as error:  # a run that trains replaces its checkpoints
+                message = f"{name} cannot be read: {error.strerror}. Try again."
+                raise RequestError(409, message, param="model") from error
             self._versions[name] = version
 
     async def _make_room(self, name: str) -> None:
@@ -127,8 +131,10 @@ def _refuse_large(name: str, folder: Path) -> None:
     Raises:
         RequestError: The model does not fit.
     """
-    sizes = [file.stat().st_size for file in _weights_in(folder)]
-    needed = _MEMORY_PER_BYTE * max(sizes, default=0)
+    sizes: defaultdict[Path, int] = defaultdict(int)
+    for file in _weights_in(folder):
+        sizes[file.parent] += file.stat().st_size
+    needed = _MEMORY_PER_BYTE * max(sizes.values(), default=0)
     available = psutil.virtual_memory().available
     if needed > available:
         raise RequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -12,10 +13,12 @@ import psutil
 
 from toque.hardware.processor import usable_cores
 from toque.reports.svg_charts import draw_spark
+from toque.runs.history import number
 from toque.runs.metric_names import MAIN_SCORES, REWARD, metric_named
 from toque.runs.run_record import CONFIG, RunRecord
 from toque.runs.run_state import state_of
 from toque.serving.watch_app import Watcher
+from toque.storage.atomic import TEMP_PREFIX
 from toque.studio.jobs import Job
 from toque.studio.records import record_of
 from toque.studio.workplace import Workplace
@@ -125,7 +128,8 @@ class Overview:
         return sorted(
             self._workplace.name_of(path)
             for path in candidates
-            if not path.name.startswith(".") and not path.is_symlink()
+            if not path.name.startswith((".", TEMP_PREFIX)) and not path.is_symlink()
+            if os.access(path, os.X_OK)  # unlike lost+found
             if any((path / name).is_file() for name in _MODEL_FILES)
         )
 
@@ -190,9 +194,9 @@ def _main_score(run: RunRecord) -> dict[str, Any] | None:
     if not scores and run.history.evaluations:
         scores = dict(run.history.evaluations[-1].metrics)
     for name in MAIN_SCORES:
-        value = scores.get(name)
-        if isinstance(value, int | float):
-            return {"title": metric_named(name).title, "value": float(value)}
+        value = number(scores.get(name))
+        if value is not None:
+            return {"title": metric_named(name).title, "value": value}
     best = run.history.best
     if best is not None and run.history.measure != REWARD:
         return {"title": f"held-out {run.history.measure}", "value": best[0]}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Final, Literal, final
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
@@ -15,6 +17,7 @@ from starlette.routing import Route
 
 from toque.errors import ConfigError
 from toque.hardware.ending_thread import call_in_ending_thread
+from toque.runs.places import is_run
 from toque.runs.run_state import state_of
 from toque.serving.application import Part
 from toque.serving.gate import Limits
@@ -32,6 +35,7 @@ from toque.studio.uploads import Uploads
 from toque.studio.workplace import Workplace
 from toque.units import Duration
 
+_log = logging.getLogger("toque.studio")
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
 _ADVANCE_SECONDS: Final = 0.5
 """Interval at which the queue looks for an ended process."""
@@ -99,6 +103,8 @@ class Studio:
         self._limits = Limits()
         self._measuring = asyncio.Lock()
         """Two measurements or estimates at a time would disturb each other."""
+        self._exporting = asyncio.Lock()
+        """Two exports at a time would choose the same name."""
 
     def part(self) -> Part:
         """Return the part of the application."""
@@ -136,8 +142,14 @@ class Studio:
         """Advance the queue until the server ends. Training processes continue without it."""
 
         async def advance() -> None:
+            problem = ""
             while True:
-                await run_in_threadpool(self._jobs.advance)
+                try:
+                    await run_in_threadpool(self._jobs.advance)
+                except OSError as error:  # such as a full disk: try again
+                    if str(error) != problem:
+                        problem = str(error)
+                        _log.exception("the queue cannot be advanced")
                 await asyncio.sleep(_ADVANCE_SECONDS)
 
         task = asyncio.create_task(advance())
@@ -166,7 +178,8 @@ class Studio:
         return {"models": describe_models(self._workplace, names)}
 
     def _copy_config(self, run: str) -> Any:
-        files = [job.command[1] for job in self._jobs.jobs if job.run == run]
+        jobs = [job for job in self._jobs.jobs if job.run == run]
+        files = [file for job in jobs for file in job.command[1:2]]
         file = files[0] if files else drafts.config_of_run(self._workplace, run)
         return drafts.copy_config(self._workplace, run, file)
 
@@ -177,12 +190,13 @@ class Studio:
     async def _send_export(self, request: Request) -> Response:
         name = request.path_params["name"].removesuffix(".zip")
         blocks = await run_in_threadpool(zip_export, self._workplace, name)
-        file = f"{name.rpartition('/')[2]}.zip"
-        headers = {"Content-Disposition": f'attachment; filename="{file}"'}
+        file = quote(f"{name.rpartition('/')[2]}.zip")
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{file}"}
         return StreamingResponse(blocks, media_type="application/zip", headers=headers)
 
     async def _export(self, request: _ExportRequest) -> Any:
-        return await export_model(self._workplace, request.model, request.format)
+        async with self._exporting:
+            return await export_model(self._workplace, request.model, request.format)
 
     async def _propose(self, request: drafts.ProposalRequest) -> Any:
         return await self._measure(lambda: drafts.propose(self._workplace, request))
@@ -202,7 +216,11 @@ class Studio:
 
     def _start(self, request: _StartRequest) -> Any:
         file, run = drafts.write_config(self._workplace, request.name, request.yaml)
-        self._jobs.add(run, ["train", file])
+        try:
+            self._jobs.add(run, ["train", file])
+        except RequestError:
+            (self._workplace.folder / file).unlink(missing_ok=True)
+            raise
         return {"run": run}
 
     def _continue(self, request: _ContinueRequest) -> None:
@@ -216,6 +234,10 @@ class Studio:
         self._jobs.add(request.run, command)
 
     def _delete(self, request: _RunRequest) -> Any:
+        if not is_run(self._workplace.path(request.run)):
+            raise RequestError(
+                404, f"{request.run} is not a run. Choose one of the runs."
+            )
         record = self._watcher.records().get(request.run)
         kind = None if record is None else state_of(record).kind
         if kind in ("running", "scoring") or self._jobs.has(request.run):

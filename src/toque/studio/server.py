@@ -58,6 +58,7 @@ def run_studio(
     os.chdir(folder)  # commands and configurations name files relative to it
     workplace = Workplace(Path.cwd())
     workplace.state.mkdir(exist_ok=True)
+    _refuse_links(workplace.state)
     with _only_studio(workplace), _open_free_port(host, port, reporter) as sock:
         with reporter.working("loading torch"):
             from toque.studio.application import build_studio
@@ -99,6 +100,16 @@ def _refuse_folder(folder: Path) -> None:
             f"You may not write to {folder}, but a studio stores uploads and runs there. Start it "
             "in another folder."
         )
+
+
+def _refuse_links(state: Path) -> None:
+    """Raise a ConfigError for a link in the folder of the studio, which may come from anyone."""
+    for path in (state, *state.iterdir()):
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path} is a symbolic link, but the studio writes and removes files there. Remove "
+                "the link."
+            )
 
 
 @contextmanager

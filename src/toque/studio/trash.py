@@ -37,8 +37,9 @@ class Trash:
             RequestError: The run is not in the trash, or its place is taken.
         """
         folder = self._folder / id_ / run
-        is_valid = id_.isalnum() and ".." not in run.split("/")
-        if not is_valid or not folder.is_dir():
+        # The first part of an absolute path is empty.
+        is_relative = not any(part in ("", "..") for part in run.split("/"))
+        if not id_.isalnum() or not is_relative or not folder.is_dir():
             raise RequestError(404, "This run is not in the trash any more.")
         target = self._workplace.folder / run
         if target.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -36,10 +37,10 @@ class Uploads:
     def __init__(self, workplace: Workplace) -> None:
         self._workplace = workplace
         self._folder = workplace.state / "uploads"
+        # Remove uploads to a server that was killed. rmtree does not follow a link.
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._n_open = 0
-        for part in self._folder.iterdir():  # uploads to a server that was killed
-            part.unlink(missing_ok=True)
 
     async def receive(self, request: Request, name: str) -> Path:
         """Write the body of a request to a new file. Return its path.
@@ -75,6 +76,8 @@ class Uploads:
         n_received = 0
         with new_file(part) as file:
             async for block in _blocks(request):
+                # Other uploads may have filled the disk since the start of this one.
+                self._refuse_full_disk(n_bytes - n_received)
                 n_received += len(block)
                 await run_in_threadpool(file.write, block)
             await run_in_threadpool(os.fsync, file.fileno())
@@ -98,7 +101,7 @@ class Uploads:
         if n_bytes > available:
             raise RequestError(
                 507,
-                f"The file has {size_text(n_bytes)}, but uploads may use only "
+                f"The upload needs {size_text(n_bytes)}, but uploads may use only "
                 f"{size_text(max(0, available))} of this disk. Remove files, or move the file to "
                 f"{self._workplace.folder} yourself.",
                 headers={"Connection": "close"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from toque.serving.request_errors import RequestError
 
 _STATE: Final = ".studio"
 """Folder with the queue, logs, uploads in progress, and removed runs."""
-_MAX_NAME: Final = 120
-"""Maximum length of the name of a file, in characters."""
+_MAX_NAME: Final = 200
+"""Maximum length of the name of a file in bytes, of which file systems allow 255."""
 _PROGRAMS: Final = frozenset({".py", ".pyc", ".pyd", ".so", ".pth", ".sh"})
 _WORD: Final = re.compile(r"[a-z0-9]+")
 _UNSAFE: Final = re.compile(r"[^\w.()+ -]+")
@@ -75,6 +76,7 @@ class Workplace:
             RequestError: The file is a program, which Python may import.
         """
         base = name.replace("\\", "/").rpartition("/")[2]
+        base = _UNSAFE.sub("-", base).strip(" .") or "file"
         if Path(base).suffix.lower() in _PROGRAMS:
             raise RequestError(
                 415,
@@ -82,8 +84,8 @@ class Workplace:
                 "and text.",
                 param="name",
             )
-        base = _UNSAFE.sub("-", base).strip(" .") or "file"
-        stem, dot, suffix = base[-_MAX_NAME:].partition(".")
+        base = base.encode()[-_MAX_NAME:].decode(errors="ignore")
+        stem, dot, suffix = base.partition(".")
         return free_path(self.folder, stem or "file", f"{dot}{suffix}")
 
     def new_run(self, name: str) -> str:
@@ -98,14 +100,15 @@ class Workplace:
         for path in _numbered(self.folder, stem, ".yaml"):
             runs = self.folder / "runs" / path.stem
             store = self.folder / "stores" / path.stem
-            if not any(item.exists() for item in (path, runs, store)):
+            if not any(map(os.path.lexists, (path, runs, store))):
                 return path.stem
         raise AssertionError("the numbers do not end")
 
 
 def free_path(folder: Path, stem: str, suffix: str = "") -> Path:
     """Return the first path that does not exist: `stem`, or `stem-2` and so on, with the suffix."""
-    return next(path for path in _numbered(folder, stem, suffix) if not path.exists())
+    paths = _numbered(folder, stem, suffix)
+    return next(path for path in paths if not os.path.lexists(path))
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> Iterator[Path]:
