@@ -20,6 +20,8 @@ Unit = Literal[
 UNITS: tuple[str, ...] = get_args(Unit)
 SECONDS: Mapping[str, float] = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 """Seconds per unit of time."""
+_MAX_AMOUNT = 1e15
+"""Largest amount. A larger number of seconds would overflow."""
 _PATTERN = re.compile(
     r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]+|%)(\s+total)?\s*",
     re.IGNORECASE,
@@ -91,6 +93,10 @@ class Duration:
                 f'{", ".join(UNITS)}, e.g. "200 steps" or "10 %".'
             )
         amount = float(match[1].replace("_", ""))
+        if amount > _MAX_AMOUNT:
+            raise ConfigError(
+                f"{text!r} is too long. Use at most {_MAX_AMOUNT:g} {unit}."
+            )
         total = match[3] is not None
         if total and unit not in SECONDS:
             raise ConfigError(

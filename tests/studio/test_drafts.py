@@ -140,6 +140,10 @@ def test_settings_of_a_run_are_copied_for_a_new_one(client, place):
     assert found["name"] == "soup-2"
     assert found["yaml"] == "seed: 3\nrun_dir: runs/soup-2   # of this run\n"
     assert client.get("/api/config?run=runs/cake").status_code == 404
+    (run / "config.yaml").write_text("run_dir: runs/soup\noptim: {name: pty:spawn}\n")
+    answer = client.get("/api/config?run=runs/soup")
+    assert answer.status_code == 409
+    assert "names pty:spawn" in answer.json()["error"]["message"]
     (run / "config.yaml").unlink()
     (run / "config.yaml").mkdir()
     answer = client.get("/api/config?run=runs/soup")

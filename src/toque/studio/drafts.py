@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from toque.config import RunConfig, load_config, load_text
 from toque.config.json_schema import SCHEMA_FILE, schema_text
+from toque.config.user_code import names_of_code
+from toque.config.yaml_reader import read_yaml
 from toque.errors import ToqueError
 from toque.runs.places import is_run
 from toque.runs.run_record import CONFIG
@@ -236,7 +238,8 @@ def copy_config(workplace: Workplace, run: str, file: str) -> dict[str, str]:
     """Return the text of a run's configuration file, for a new run with another name.
 
     Raises:
-        RequestError: The file does not exist.
+        RequestError: The file cannot be read, or comes from a run and names code, which would run
+            if the copy were started.
     """
     try:
         with open_plain(workplace.path(file)) as stream:
@@ -245,9 +248,24 @@ def copy_config(workplace: Workplace, run: str, file: str) -> dict[str, str]:
         raise RequestError(
             409, f"{file} cannot be read: {error.strerror}. Replace it with a copy."
         ) from error
+    if Path(file).name == CONFIG and (code := _code_in(text)):
+        raise RequestError(
+            409,
+            f"{file} names {', '.join(code)}, and code that a run names is not trusted. Copy the "
+            "file to this folder yourself, and remove the names that you do not trust.",
+        )
     name = workplace.new_run(Path(run).name)
     new_folder = f"run_dir: runs/{name}"
     return {"name": name, "yaml": _RUN_DIR.sub(new_folder, text, count=1)}
+
+
+def _code_in(text: str) -> list[str]:
+    """Return the names of user code in the text of a configuration."""
+    with suppress(ToqueError):
+        values = read_yaml(text, CONFIG).value
+        if isinstance(values, dict):
+            return [name for names in names_of_code(values).values() for name in names]
+    return []
 
 
 def config_of_run(workplace: Workplace, run: str) -> str:

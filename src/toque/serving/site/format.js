@@ -23,5 +23,8 @@ export function duration(seconds) {
 /** The last part of the path of a run: "runs/my" is "my". */
 export const baseName = (path) => path.split("/").at(-1);
 
+/** A path for an address: "runs/my soup" is "runs/my%20soup". */
+export const encodePath = (path) => path.split("/").map(encodeURIComponent).join("/");
+
 /** The address of a view for a run or model: `linkTo("runs", "runs/my")`. */
-export const linkTo = (view, name) => `#/${view}/${name.split("/").map(encodeURIComponent).join("/")}`;
+export const linkTo = (view, name) => `#/${view}/${encodePath(name)}`;

@@ -2,6 +2,7 @@
 
 import { Controls } from "./controls.js";
 import { at, say } from "./dom.js";
+import { encodePath } from "./format.js";
 import { morph } from "./morph.js";
 import { repeat } from "./poll.js";
 import { failureOf } from "./requests.js";
@@ -57,7 +58,7 @@ class LiveView {
   #goTo(name, over) {
     this.name = name;
     this.over = over;
-    const path = name.split("/").map(encodeURIComponent).join("/");
+    const path = encodePath(name);
     const query = over.length ? `?${new URLSearchParams(over.map((other) => ["over", other]))}` : "";
     history.pushState(null, "", `#/runs/${path}${query}`);
     this.#shown.runs = undefined; // restores a box that the server does not check

@@ -1,6 +1,7 @@
 // Export of a model: the format, the model card, and the download.
 
 import { button, element } from "./dom.js";
+import { encodePath } from "./format.js";
 import { ask } from "./requests.js";
 
 const FORMATS = [
@@ -38,7 +39,7 @@ export async function openShare(model) {
     result.replaceChildren(element("p", { className: "waiting" }, "Writing the model and comparing it with the original …"));
     try {
       const { name, message } = await ask("api/export", { model, format: format.value });
-      const link = element("a", { className: "button", href: `api/export/${name.split("/").map(encodeURIComponent).join("/")}.zip`, download: "" }, "Download as a zip file");
+      const link = element("a", { className: "button", href: `api/export/${encodePath(name)}.zip`, download: "" }, "Download as a zip file");
       result.replaceChildren(element("p", {}, message), element("p", {}, link));
     } catch (failure) {
       result.replaceChildren(element("p", { className: "problem" }, failure.message));
