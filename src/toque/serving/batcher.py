@@ -349,7 +349,7 @@ class Batcher:
         tickets += [ticket for _, ticket in self._waiting]
         if any(ticket.served.name == name for ticket in tickets):
             return False
-        served = self._models.pop(name)  # from now on it receives no orders
+        served = self._models.pop(name)  # it receives no more orders
 
         def free() -> None:
             del self._rows[name]

@@ -15,7 +15,7 @@ from toque.serving.request_errors import RequestError
 _STATE: Final = ".studio"
 """Folder with the queue, logs, uploads in progress, and removed runs."""
 _MAX_NAME: Final = 200
-"""Maximum length of the name of a file in bytes, of which file systems allow 255."""
+"""Maximum length of the name of a file, in bytes. File systems allow 255."""
 _PROGRAMS: Final = frozenset({".py", ".pyc", ".pyd", ".so", ".pth", ".sh"})
 _WORD: Final = re.compile(r"[a-z0-9]+")
 _UNSAFE: Final = re.compile(r"[^\w.()+ -]+")

@@ -81,18 +81,16 @@ def _sample_from_all(probabilities: Tensor, draws: Tensor) -> Tensor:
     model, and the sums of its 128 blocks a fifth of that.
     """
     n_missing = -probabilities.shape[1] % _SAMPLED_BLOCK
-    blocks = functional.pad(probabilities, (0, n_missing)).unflatten(
-        1, (-1, _SAMPLED_BLOCK)
-    )
+    padded = functional.pad(probabilities, (0, n_missing))
+    blocks = padded.view(len(padded), -1, _SAMPLED_BLOCK)
     sums = blocks.sum(-1).double()
     ends = sums.cumsum(-1)
     goal = draws[:, None] * ends[:, -1:]
     block = _find(goal, ends, sums)
     inside = blocks[torch.arange(len(blocks)), block[:, 0]].double()
     start = (ends - sums).gather(-1, block)
-    return (
-        _SAMPLED_BLOCK * block + _find(goal, start + inside.cumsum(-1), inside)
-    ).squeeze(-1)
+    offset = _find(goal, start + inside.cumsum(-1), inside)
+    return (_SAMPLED_BLOCK * block + offset).squeeze(-1)
 
 
 def _sample_from_nucleus(
