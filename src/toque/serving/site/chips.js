@@ -11,7 +11,6 @@ export class Chips {
     this.#input = field.querySelector("input");
     this.#input.addEventListener("keydown", (event) => this.#onKey(event));
     this.#input.addEventListener("input", () => this.#input.value.includes(",") && this.#addTyped());
-    this.#input.addEventListener("blur", () => this.#addTyped());
   }
 
   /** The entries, including text that is not a chip yet. */

@@ -20,9 +20,10 @@ export class Controls {
     at("controls").hidden = false;
     this.message = element("p", { className: "problem", hidden: true, role: "alert" });
     this.actions = element("p", { className: "actions" });
+    this.hint = element("p", { className: "hint", hidden: true });
     this.log = element("details", {}, element("summary", {}, "Log"), element("pre"));
     this.log.addEventListener("toggle", () => void this.#showLog());
-    at("controls").append(this.actions, this.message, this.log);
+    at("controls").append(this.actions, this.hint, this.message, this.log);
     this.#refresh = poll("api/home", (home) => this.#show(home), (text) => say(this.message, text));
   }
 
@@ -36,6 +37,8 @@ export class Controls {
     if (!run) return;
     document.querySelector(".report").hidden = !run.folder_exists;
     say(this.message, run.state === "failed" ? run.sentence : "");
+    const isAhead = run.state === "preparing" || run.state === "queued";
+    say(this.hint, isAhead ? `${run.sentence} You may close this page.` : "");
     if (ACTIVE.includes(this.#state) && !ACTIVE.includes(run.state)) this.#notify(run);
     this.#state = run.state;
     if (this.log.open) void this.#showLog();

@@ -2,6 +2,7 @@
 
 import { at, button, element, say } from "./dom.js";
 import { baseName, duration, linkTo, short, size } from "./format.js";
+import { acceptDrops, openWith } from "./new.js";
 import { poll } from "./poll.js";
 import { ask } from "./requests.js";
 import { editLink, viewFor } from "./models.js";
@@ -11,7 +12,11 @@ export function open() {
   const cards = new Map(); // element and JSON of each card by the name of its run
   const refresh = poll("api/home", (home) => show(home, cards, () => refresh()), (text) => say(at("problem"), text));
   offerUndo(() => refresh());
-  return () => refresh.stop();
+  const endDrops = acceptDrops(openWith);
+  return () => {
+    endDrops();
+    refresh.stop();
+  };
 }
 
 /** Offer to restore the run that was just deleted. */

@@ -22,6 +22,25 @@ let columns; // field of each part that the user chose
 let proposal; // the newest answer of the server
 let isEdited; // true if the YAML was changed by hand
 let request; // AbortController of the newest request for a proposal
+let dropped = []; // files that were dropped on another view
+
+/** Upload files that are dropped anywhere on the page. Return a function that ends this. */
+export function acceptDrops(work) {
+  const stopper = new AbortController();
+  const { signal } = stopper;
+  window.addEventListener("dragover", (event) => event.preventDefault(), { signal });
+  window.addEventListener("drop", (event) => {
+    event.preventDefault(); // the browser would open the file
+    if (event.dataTransfer.files.length) work([...event.dataTransfer.files]);
+  }, { signal });
+  return () => stopper.abort();
+}
+
+/** Open this view with files that were dropped on another one. */
+export function openWith(chosen) {
+  dropped = chosen;
+  location.hash = "#/new";
+}
 
 /** Open the view. The query may have files and a base. Return a function that stops its work. */
 export function open({ query }) {
@@ -39,10 +58,9 @@ export function open({ query }) {
     });
   }
   drop.addEventListener("dragleave", () => drop.classList.remove("over"));
-  drop.addEventListener("drop", (event) => {
-    event.preventDefault();
+  const endDrops = acceptDrops((chosen) => {
     drop.classList.remove("over");
-    void upload([...event.dataTransfer.files]);
+    void upload(chosen);
   });
   at("settings").addEventListener("change", onSetting);
   at("time").addEventListener("input", debounce(() => void propose()));
@@ -53,8 +71,13 @@ export function open({ query }) {
     event.preventDefault();
     void start();
   });
-  void prepare(query.get("base") ?? "", query.get("edit"));
-  return () => request.abort();
+  const waiting = dropped;
+  dropped = [];
+  void prepare(query.get("base") ?? "", query.get("edit")).then(() => waiting.length && upload(waiting));
+  return () => {
+    endDrops();
+    request.abort();
+  };
 }
 
 function debounce(work) {

@@ -15,6 +15,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 from toque.errors import ConfigError
+from toque.hardware.processor import WORTH_WHILE, ProcessorUse
 from toque.reporter import SILENT
 from toque.units import Cursor
 from toque.workflows.configure import configure
@@ -47,16 +48,23 @@ _LETTERS_PER_WORD: Final = 6.5
 
 
 def _remember(measure: Callable[P, float]) -> Callable[P, float]:
-    """Return a function that measures a speed again only after `_REMEMBERED_SECONDS`."""
+    """Return a function that measures a speed again only after `_REMEMBERED_SECONDS`.
+
+    A speed that was measured beside other programs is not remembered.
+    """
     speeds: dict[str, tuple[float, float]] = {}
 
     @wraps(measure)
     def remember(*args: P.args, **kwargs: P.kwargs) -> float:
         key = repr((args, kwargs))
         now = time.monotonic()
-        if key not in speeds or now - speeds[key][0] > _REMEMBERED_SECONDS:
-            speeds[key] = (now, measure(*args, **kwargs))
-        return speeds[key][1]
+        if key in speeds and now - speeds[key][0] <= _REMEMBERED_SECONDS:
+            return speeds[key][1]
+        before = ProcessorUse.now()
+        speed = measure(*args, **kwargs)
+        if ProcessorUse.now().others_since(before) <= WORTH_WHILE:
+            speeds[key] = (now, speed)
+        return speed
 
     return remember
 
