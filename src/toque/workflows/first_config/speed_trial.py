@@ -50,7 +50,7 @@ _LETTERS_PER_WORD: Final = 6.5
 def _remember(measure: Callable[P, float]) -> Callable[P, float]:
     """Return a function that measures a speed again only after `_REMEMBERED_SECONDS`.
 
-    A speed that was measured beside other programs is not remembered.
+    A speed is not remembered if other programs kept the processor busy.
     """
     speeds: dict[str, tuple[float, float]] = {}
 
