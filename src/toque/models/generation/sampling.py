@@ -17,7 +17,6 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from toque.keyed_random import mix
 
@@ -34,8 +33,6 @@ MAX_CANDIDATE_BLOCKS: Final = 1 / 8
 """Fraction of blocks with candidates above which the float32 matmul is faster."""
 _ROUNDING: Final = 1.001
 """Factor on the error bounds, which covers their own rounding in float32."""
-_SAMPLED_BLOCK: Final = 64
-"""Number of consecutive tokens with one sum of probabilities."""
 _MIN_TEMPERATURE: Final = 1e-20
 """A lower temperature has the same effect, because this one already selects the larger of any two
 logits. Logits divided by 1e-38 are infinite, and their softmax is NaN."""
@@ -71,26 +68,8 @@ def sample_tokens(
         return ids.cpu().gather(-1, indices).squeeze(-1)
     if top_p < 1.0:
         return _sample_from_nucleus(logits, numbers, top_p)
-    return _sample_from_all(logits.softmax(-1).cpu(), numbers)
-
-
-def _sample_from_all(probabilities: Tensor, draws: Tensor) -> Tensor:
-    """Sample tokens [n] from float32 probabilities [n, V]: first a block, then a token in it.
-
-    A cumulative sum of 8,192 tokens takes as long as the matmul with the output head of a small
-    model, and the sums of its 128 blocks a fifth of that.
-    """
-    n_missing = -probabilities.shape[1] % _SAMPLED_BLOCK
-    padded = functional.pad(probabilities, (0, n_missing))
-    blocks = padded.view(len(padded), -1, _SAMPLED_BLOCK)
-    sums = blocks.sum(-1).double()
-    ends = sums.cumsum(-1)
-    goal = draws[:, None] * ends[:, -1:]
-    block = _find(goal, ends, sums)
-    inside = blocks[torch.arange(len(blocks)), block[:, 0]].double()
-    start = (ends - sums).gather(-1, block)
-    offset = _find(goal, start + inside.cumsum(-1), inside)
-    return (_SAMPLED_BLOCK * block + offset).squeeze(-1)
+    probabilities = logits.softmax(-1).cpu().double()
+    return _sample_indices(probabilities, numbers, top_p).squeeze(-1)
 
 
 def _sample_from_nucleus(
@@ -149,15 +128,8 @@ def _sample_indices(probabilities: Tensor, draws: Tensor, top_p: float) -> Tenso
         probabilities = probabilities.masked_fill(is_outside, 0.0)
     cumulative = probabilities.cumsum(-1)
     goal = draws[:, None] * cumulative[:, -1:]
-    return _find(goal, cumulative, probabilities)
-
-
-def _find(goal: Tensor, cumulative: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the first index [n, 1] of cumulative sums [n, k] above the goal [n, 1].
-
-    Rounding may move the goal to the end. Then return the last index with a probability.
-    """
     index = torch.searchsorted(cumulative, goal, right=True)
+    # Rounding may move the goal to the end. Then select the last token with a probability.
     last = (probabilities > 0.0).int().cumsum(-1).argmax(-1, keepdim=True)
     return torch.minimum(index, last)
 
