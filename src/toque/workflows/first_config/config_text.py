@@ -163,7 +163,7 @@ def _render_objective(objective: ObjectiveConfig) -> list[str]:
     if not objective.learns_from_rewards:
         return []
     section = f"""\
-objective:   # the model writes, scores rate its texts, and it learns from the rates
+objective:   # the model writes, scores rate its texts, and it learns from the scores
   kind: {objective.kind}   # or best_of
   rewards: {flow(objective.rewards)}   # scores and their weights
   samples: {objective.samples}   # texts per prompt

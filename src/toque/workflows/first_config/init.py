@@ -327,13 +327,12 @@ def _plan_tuning(
             writing = _writing_rate(model, survey, tokens, records)
     objective = draft.objective
     if base.rate is None or (objective.learns_from_rewards and not tokens):
-        known_tokens = tokens or math.inf
-        n_read = MAX_PASSES * known_tokens
-        batch = choose_batch(
-            n_read, tokens, records, max_tokens=MAX_BATCH_TOKENS, longest=1
-        )
-        if objective.learns_from_rewards:
-            batch = str(draft.train.batch)
+        batch = str(draft.train.batch)
+        if not objective.learns_from_rewards:
+            n_read = MAX_PASSES * (tokens or math.inf)
+            batch = choose_batch(
+                n_read, tokens, records, max_tokens=MAX_BATCH_TOKENS, longest=1
+            )
         return _PlannedRun(base, None, batch)
 
     # The base's tokenizer gives a better count than the guess, except for texts that are divided
@@ -346,18 +345,17 @@ def _plan_tuning(
         reference = reference_seconds(tokens, base.rate, seconds, total)
         seconds -= reference
     tuning = plan_tuning(trained, records, seconds, base.rate, longest=base.longest)
-    tuning = tuning._replace(reference=reference)
-    tuning = tuning._replace(writing=writing)
+    tuning = tuning._replace(reference=reference, writing=writing)
+    batch = tuning.batch
     if objective.learns_from_rewards:
-        rows = REWARD_PROMPTS * objective.samples
+        batch = str(draft.train.batch)
         if base.is_small:
-            writing = _writing_rate(model, survey, tokens, records, rows)
+            n_texts = REWARD_PROMPTS * objective.samples
+            writing = _writing_rate(model, survey, tokens, records, n_texts)
         writing = writing or GENERATION_SHARE * base.rate
-        tuning = tuning.with_rewards(
-            objective.samples, tokens / total_rows(survey), writing, seconds
-        )
+        tuning = tuning.with_rewards(objective.samples, tokens / rows, writing, seconds)
     base = base._replace(remarks=(*base.remarks, *_remark_on_load(before)))
-    return _PlannedRun(base, tuning, tuning.batch)
+    return _PlannedRun(base, tuning, batch)
 
 
 def _choose_new_model(

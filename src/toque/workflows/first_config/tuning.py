@@ -140,7 +140,6 @@ class Tuning(NamedTuple):
         seconds_per_text = tokens_each * (1.0 / writing + 1.0 / self.rate)
         updates = seconds / (REWARD_PROMPTS * samples * seconds_per_text)
         return self._replace(
-            batch=f"{REWARD_PROMPTS} examples",
             passes=Passes(MAX_PASSES, 0.0),  # a run never repeats all prompts so often
             rewards=RewardPace(samples, 1.0 / seconds_per_text, updates),
         )
