@@ -228,3 +228,19 @@ def test_conversations_with_a_base(browser, server, writers_of_json):
         soon(page.locator("#go")).to_have_text("Ask")
         look(page, "studio-talk")
     assert wrong == []
+
+
+def test_a_file_that_is_dropped_on_the_start_view_is_uploaded(browser, server):
+    wrong: list[str] = []
+    with pages(browser, wrong) as open_page:
+        page = open_page(server.start())
+        soon(page.locator("#empty")).to_be_visible()
+        transfer = page.evaluate_handle("""() => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File(["Boil the rice. ".repeat(900)], "rice.txt"));
+          return transfer;
+        }""")
+        page.dispatch_event("#empty", "drop", {"dataTransfer": transfer})
+        soon(page.locator(".source h3")).to_have_text("rice.txt")
+        assert (server.folder / "rice.txt").stat().st_size == 13_500
+    assert wrong == []

@@ -19,11 +19,12 @@ export class Controls {
     if (!document.body.dataset.views.includes("home")) return;
     at("controls").hidden = false;
     this.message = element("p", { className: "problem", hidden: true, role: "alert" });
+    this.title = element("h1", { hidden: true });
     this.actions = element("p", { className: "actions" });
     this.hint = element("p", { className: "hint", hidden: true });
     this.log = element("details", {}, element("summary", {}, "Log"), element("pre"));
     this.log.addEventListener("toggle", () => void this.#showLog());
-    at("controls").append(this.actions, this.hint, this.message, this.log);
+    at("controls").append(this.title, this.actions, this.hint, this.message, this.log);
     this.#refresh = poll("api/home", (home) => this.#show(home), (text) => say(this.message, text));
   }
 
@@ -35,13 +36,20 @@ export class Controls {
     const run = runs.find(({ name }) => name === this.name);
     this.actions.replaceChildren(...(run ? this.#actionsOf(run) : []));
     if (!run) return;
-    document.querySelector(".report").hidden = !run.folder_exists;
+    this.#replaceReport(run.folder_exists ? "" : this.name);
     say(this.message, run.state === "failed" ? run.sentence : "");
     const isAhead = run.state === "preparing" || run.state === "queued";
     say(this.hint, isAhead ? `${run.sentence} You may close this page.` : "");
     if (ACTIVE.includes(this.#state) && !ACTIVE.includes(run.state)) this.#notify(run);
     this.#state = run.state;
     if (this.log.open) void this.#showLog();
+  }
+
+  /** Show the name of a run that has no report yet as the title of the page, or "" to show the report. */
+  #replaceReport(name) {
+    document.querySelector(".report").hidden = Boolean(name);
+    at("controls").role = name ? "main" : null; // a page has one main part
+    say(this.title, name);
   }
 
   #actionsOf(run) {

@@ -1,8 +1,8 @@
 // The start view: cards of runs, and the machine.
 
 import { at, button, element, say } from "./dom.js";
+import { acceptDrops, openWith } from "./drops.js";
 import { baseName, duration, linkTo, short, size } from "./format.js";
-import { acceptDrops, openWith } from "./new.js";
 import { poll } from "./poll.js";
 import { ask } from "./requests.js";
 import { editLink, viewFor } from "./models.js";

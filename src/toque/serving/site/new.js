@@ -1,6 +1,7 @@
 // The view for a new run: files, what they contain, the time and its forecast, and the start.
 
 import { at, button, element, say } from "./dom.js";
+import { acceptDrops, takeDropped } from "./drops.js";
 import { linkTo, short, size } from "./format.js";
 import { ask, failureOf, report } from "./requests.js";
 
@@ -22,25 +23,6 @@ let columns; // field of each part that the user chose
 let proposal; // the newest answer of the server
 let isEdited; // true if the YAML was changed by hand
 let request; // AbortController of the newest request for a proposal
-let dropped = []; // files that were dropped on another view
-
-/** Upload files that are dropped anywhere on the page. Return a function that ends this. */
-export function acceptDrops(work) {
-  const stopper = new AbortController();
-  const { signal } = stopper;
-  window.addEventListener("dragover", (event) => event.preventDefault(), { signal });
-  window.addEventListener("drop", (event) => {
-    event.preventDefault(); // the browser would open the file
-    if (event.dataTransfer.files.length) work([...event.dataTransfer.files]);
-  }, { signal });
-  return () => stopper.abort();
-}
-
-/** Open this view with files that were dropped on another one. */
-export function openWith(chosen) {
-  dropped = chosen;
-  location.hash = "#/new";
-}
 
 /** Open the view. The query may have files and a base. Return a function that stops its work. */
 export function open({ query }) {
@@ -51,16 +33,11 @@ export function open({ query }) {
   request = new AbortController();
   const drop = at("drop");
   at("file").addEventListener("change", () => void upload([...at("file").files]));
-  for (const kind of ["dragenter", "dragover"]) {
-    drop.addEventListener(kind, (event) => {
-      event.preventDefault();
-      drop.classList.add("over");
-    });
-  }
+  for (const kind of ["dragenter", "dragover"]) drop.addEventListener(kind, () => drop.classList.add("over"));
   drop.addEventListener("dragleave", () => drop.classList.remove("over"));
   const endDrops = acceptDrops((chosen) => {
     drop.classList.remove("over");
-    void upload(chosen);
+    if (!at("texts-section").hidden) void upload(chosen); // copied settings have their own files
   });
   at("settings").addEventListener("change", onSetting);
   at("time").addEventListener("input", debounce(() => void propose()));
@@ -71,9 +48,8 @@ export function open({ query }) {
     event.preventDefault();
     void start();
   });
-  const waiting = dropped;
-  dropped = [];
-  void prepare(query.get("base") ?? "", query.get("edit")).then(() => waiting.length && upload(waiting));
+  const dropped = takeDropped();
+  void prepare(query.get("base") ?? "", query.get("edit")).then(() => dropped.length && upload(dropped));
   return () => {
     endDrops();
     request.abort();
