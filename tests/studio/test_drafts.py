@@ -87,7 +87,26 @@ def test_a_proposal_is_a_valid_configuration_with_its_forecast(client):
     assert wrong.status_code == 422
     assert wrong.json()["error"]["message"].startswith("the time")
     rewards = client.post("/api/propose", json=request | {"learn": "rewards"})
-    assert "the base must name one" in rewards.json()["error"]["message"]
+    assert "Choose a model under Start from" in rewards.json()["error"]["message"]
+    sentences = [found["forecast"], *found["remarks"], wrong.json()["error"]["message"]]
+    for name in ("docs/", "train.stop_after", "model.start_from"):
+        assert name not in " ".join(sentences)
+
+
+@pytest.mark.usefixtures("place")
+def test_preparation_is_part_of_a_short_time(client):
+    request = {"name": "a", "files": ["recipes.jsonl"], "time": "1 minute"}
+    remarks = client.post("/api/propose", json=request).json()["remarks"]
+    assert any("seconds of the 1 minute" in remark for remark in remarks), remarks
+
+
+def test_a_new_model_does_not_learn_from_pairs(client, folder):
+    pair = {"prompt": "soup", "chosen": "Boil it for an hour.", "rejected": "No."}
+    (folder / "pairs.jsonl").write_text(f"{json.dumps(pair)}\n" * 20)
+    request = {"name": "a", "files": ["pairs.jsonl"], "time": "1 minute"}
+    answer = client.post("/api/propose", json=request)
+    assert answer.status_code == 422
+    assert "Choose a model under Start from" in answer.json()["error"]["message"]
 
 
 def test_a_run_without_a_model_is_not_a_base(client, place):

@@ -15,7 +15,7 @@ from toque.studio import uploads, workplace
 from toque.studio.application import build_studio
 from toque.studio.server import run_studio
 from toque.studio.uploads import Uploads
-from toque.studio.workplace import Workplace
+from toque.studio.workplace import Workplace, file_name
 
 OUTSIDE = (
     "../secret.txt", "..", "a/../../secret.txt", "/etc/passwd", "//etc/passwd", ".studio/jobs.json",
@@ -55,6 +55,21 @@ def test_paths_inside_are_found(place, folder):
     assert place.name_of(place.path("a")) == "a"
 
 
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), "a picture"),
+        (b"%PDF-1.7\n" + bytes(99), "a PDF document"),
+    ],
+)
+def test_files_without_texts_are_not_stored(client, folder, content, kind):
+    before = sorted(folder.rglob("*"))
+    answer = client.put("/api/files/soup.jsonl", content=content)
+    assert answer.status_code == 415
+    assert f"soup.jsonl is {kind}" in answer.json()["error"]["message"]
+    assert sorted(folder.rglob("*")) == before
+
+
 @pytest.mark.parametrize("name", ENCODED)
 def test_encoded_paths_are_refused(client, place, name):
     answers = [
@@ -90,15 +105,20 @@ def test_encoded_paths_are_refused(client, place, name):
     ],
 )
 def test_new_files_get_safe_names(place, sent, stored):
-    assert place.new_file(sent).name == stored
+    assert place.new_file(file_name(sent)).name == stored
 
 
 def test_files_are_uploaded_and_never_replaced(client, folder):
-    for expected in ("soups.jsonl", "soups-2.jsonl"):
-        answer = client.put("/api/files/soups.jsonl", content=b'{"text": "soup"}\n' * 9)
-        assert (answer.status_code, answer.json()) == (200, {"name": expected})
-        assert (folder / expected).read_bytes() == b'{"text": "soup"}\n' * 9
-    assert client.get("/api/files").json()["files"][0]["bytes"] == 153
+    texts = (b'{"text": "soup"}\n' * 9, b'{"text": "cake"}\n' * 9)
+    # The first file is sent again after the second one, and is not stored again.
+    for text, expected in ((texts[0], "soups.jsonl"), (texts[1], "soups-2.jsonl")):
+        for content in (text, texts[0]):
+            answer = client.put("/api/files/soups.jsonl", content=content)
+            name = expected if content is text else "soups.jsonl"
+            assert (answer.status_code, answer.json()) == (200, {"name": name})
+        assert (folder / expected).read_bytes() == text
+    files = client.get("/api/files").json()["files"]
+    assert [file["bytes"] for file in files] == [153, 153]
     assert list((folder / ".studio" / "uploads").iterdir()) == []
 
 

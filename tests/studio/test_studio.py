@@ -114,9 +114,32 @@ def test_a_deleted_run_can_be_restored(client, folder):
     id_ = client.post("/api/delete", json={"run": "runs/removed"}).json()["id"]
     assert not (folder / "runs/removed").exists()
     body = {"id": id_, "run": "runs/removed"}
+    assert home(client)["trash"] == [body]
     assert client.post("/api/restore", json=body).status_code == 200
     assert sorted(path.name for path in (folder / "runs/removed").iterdir()) == before
     assert client.post("/api/restore", json=body).status_code == 404
+    assert home(client)["trash"] == []
+
+    client.post("/api/delete", json={"run": "runs/removed"})
+    (folder / "kept").mkdir()
+    (folder / "kept" / "texts").write_text("texts")
+    (folder / ".studio/trash/link").symlink_to(folder / "kept")
+    for _ in range(2):
+        assert client.post("/api/empty", json={}).status_code == 200
+    assert home(client)["trash"] == []
+    assert not (folder / "runs/removed").exists()
+    assert (folder / "kept" / "texts").read_text() == "texts"
+
+
+def test_a_run_without_time_for_training_is_marked(client, folder):
+    run = WrittenRun(folder / "runs" / "short", begin=False)
+    length = {"stop_after": "1 minutes total"}
+    run.event("start", step=0, epoch=0.0, stop_after="3 seconds", train=length)
+    run.step(3, loss=2.0)
+    run.end(3)
+    time.sleep(1.1)  # the runs are read once a second
+    card = next(card for card in home(client)["runs"] if card["name"] == "runs/short")
+    assert "were left for training" in card["remark"]
 
 
 def test_only_runs_are_deleted_and_restored(client, folder):
@@ -214,7 +237,9 @@ def test_an_export_is_compared_and_downloaded(client, folder):
     weights = archive.read("soup-hf/model.safetensors")
     assert weights == (folder / name / "model.safetensors").read_bytes()
     assert client.get("/api/export/runs/soup.zip").status_code == 404
-    assert "soup" in client.get(f"/api/card?model={name}").json()["card"]
+    card = client.get(f"/api/card?model={name}").json()
+    assert "soup" in card["card"]
+    assert not card["has_adapter"]
     assert name in home(client)["models"]
     unfinished = folder / "exports" / "temp-soup-hf"
     unfinished.mkdir()

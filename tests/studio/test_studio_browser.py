@@ -144,7 +144,7 @@ def test_from_a_file_to_a_recipe_with_a_killed_server(browser, server, tmp_path)
         soon(page.locator("#model option")).to_have_count(1)
         page.fill("#prompt", "Lentil soup: lentils, carrots")
         page.click("#go")
-        page.click("text=Left is better")
+        page.click("text=A is better")
         soon(page.locator("#wins")).to_contain_text("1 : 0")
         look(page, "studio-compared")
 

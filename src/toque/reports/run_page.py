@@ -40,8 +40,8 @@ from toque.runs.run_state import RunStatus, state_of
 
 SECTIONS: Final = (
     "warnings",
-    "loss",
     "texts",
+    "loss",
     "course",
     "machine",
     "held-out",
@@ -90,7 +90,7 @@ def build_run_page(
     head = PageHead(
         label,
         name,
-        state.sentence,
+        f"{state.sentence} {_describe_reading(history)}".strip(),
         _list_facts(history, state),
         state.kind,
         history.done if state.kind == "running" else None,
@@ -109,8 +109,8 @@ def build_run_page(
         curves = plot_run(history)
     sections = (
         Section("warnings", "", _list_warnings(history, problem)),
-        Section("loss", loss_heading, losses),
         Section("texts", "Generated texts", _show_texts(run, evaluation)),
+        Section("loss", loss_heading, losses),
         Section("course", "How it ran", [*_show_bottlenecks(verdict), Figures(curves)]),
         Section("machine", "The machine", _show_machine(history)),
         Section("held-out", "Held-out metrics", [_list_evaluations(history)]),
@@ -161,6 +161,17 @@ def _show_configuration(run: RunRecord) -> Sentence | Folded:
         return Sentence("The run folder has no config.yaml.")
     heading = "config.yaml, with the origin of each value that is not a default"
     return Folded(heading, [Passage(text)], is_open=True)
+
+
+def _describe_reading(history: RunHistory) -> str:
+    """Describe how much a run has read so far, in one sentence."""
+    done = history.progress
+    if not done.step or not done.seconds:
+        return ""
+    amount = f"{done.epoch:.1f} times"
+    if done.epoch < 1.0:
+        amount = f"{done.epoch:.0%} of"
+    return f"It has read {amount} its texts in {clock_text(done.seconds)}."
 
 
 def _list_facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
@@ -268,7 +279,8 @@ def _show_texts(
         parts.append(Sentence(advice, "warn"))
     prompts = list(run.texts.items())
     parts += [
-        _fold_texts(prompt, samples) for prompt, samples in prompts[-_MAX_PROMPTS:]
+        _fold_texts(prompt, samples, is_open=number == 0)
+        for number, (prompt, samples) in enumerate(prompts[-_MAX_PROMPTS:])
     ]
     if len(prompts) > _MAX_PROMPTS:
         note = f"The last {_MAX_PROMPTS} of {len(prompts):,} prompts in samples.jsonl."
@@ -276,7 +288,9 @@ def _show_texts(
     return parts
 
 
-def _fold_texts(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
+def _fold_texts(
+    prompt: str, samples: Sequence[Mapping[str, Any]], *, is_open: bool
+) -> Folded:
     """Show the texts for a prompt, the newest first. Select from many texts at even intervals."""
     distance = max(1, math.ceil(len(samples) / _MAX_TEXTS))
     texts = []
@@ -296,7 +310,7 @@ def _fold_texts(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
     tag = f"step {last_step}"
     if first_step != last_step:
         tag = f"steps {first_step} to {last_step}"
-    return Folded(" ".join(prompt.split()), texts, [tag])
+    return Folded(" ".join(prompt.split()), texts, [tag], is_open=is_open)
 
 
 def _show_bottlenecks(verdict: Verdict | None) -> list[Sentence | Grid]:

@@ -22,7 +22,7 @@ from toque.cooking.labels.origins import language_of
 from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe import Recipe, parse_text
 from toque.cooking.recipe_scores import (
-    advice_on_score,
+    POOR,
     missing_ingredients,
     requested_ingredients,
     text_metrics,
@@ -48,6 +48,10 @@ RecipeText = Annotated[str, Field(max_length=20_000)]
 Servings = Annotated[int, Field(ge=1, le=MAX_SERVINGS)]
 Json = dict[str, Any]
 
+_POOR_TEXT: Final = (
+    "This text is still poor. Train the model longer or on more recipes, or start from a "
+    "pretrained model."
+)
 _CLASS_TOKENS: Final = 16
 """Number of tokens of the context length that a question must leave free for a class."""
 
@@ -103,7 +107,7 @@ class _GeneratedText(_PageRequest):
             "missing": missing_ingredients(requested, self.text),
             "unlisted": unlisted_ingredients(requested, parse_text(self.text)),
             "avoided": [food for food in self.avoid if food not in absent],
-            "hint": advice_on_score(scores.get("recipe_score", 1.0)),
+            "hint": _POOR_TEXT if scores.get("recipe_score", 1.0) < POOR else "",
         }
 
 

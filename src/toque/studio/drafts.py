@@ -25,7 +25,11 @@ from toque.storage.atomic import atomic_write
 from toque.storage.no_follow import open_plain
 from toque.studio.workplace import Workplace
 from toque.workflows.first_config.init import draft_config, survey_files
-from toque.workflows.first_config.source_survey import Survey, SurveyedSource
+from toque.workflows.first_config.source_survey import (
+    PREFERENCES,
+    Survey,
+    SurveyedSource,
+)
 from toque.workflows.plan.plan import plan
 from toque.workflows.trained_model.folders import finished_model
 
@@ -42,6 +46,11 @@ _RUN_DIR: Final = re.compile(r"(?m)^run_dir:[^#\n]*[^#\s]")
 _TEXT: Final = "The configuration"
 """Name of a text from the page in the messages about it."""
 _LINE: Final = re.compile(rf"{_TEXT}:(\d+): ")
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+_ELSEWHERE: Final = re.compile(
+    r"docs/\w|\b(?:data|model|optim|train)\.[a-z]|Hugging Face name"
+)
+"""Sign of a sentence that names a setting or document, which the page does not have."""
 _MAX_TEXT: Final = 200_000
 
 
@@ -75,7 +84,7 @@ def recognise(workplace: Workplace, request: FilesRequest) -> dict[str, Any]:
     try:
         survey = _survey(workplace, request)
     except RefusedFileError as error:
-        problem = describe_error(error)
+        problem = _for_page(describe_error(error))
         if error.fields:
             # The full message has names of settings, but the page has a list for each part.
             problem = f"{', '.join(request.files)}: {error.why}."
@@ -85,7 +94,11 @@ def recognise(workplace: Workplace, request: FilesRequest) -> dict[str, Any]:
             "suggestions": [dict(columns) for columns in error.columns],
         }
     except ToqueError as error:
-        return {"problem": describe_error(error), "fields": [], "suggestions": []}
+        return {
+            "problem": _for_page(describe_error(error)),
+            "fields": [],
+            "suggestions": [],
+        }
     return {"sources": [_describe_source(source) for source in survey]}
 
 
@@ -132,6 +145,9 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
         base = workplace.name_of(folder)
     name = workplace.new_run(request.name)
     try:
+        survey = _survey(workplace, request)
+        if not request.base:
+            _refuse_new_model(request, survey)
         result, text = draft_config(
             _existing(workplace, request.files),
             Path(f"{name}.yaml"),
@@ -139,23 +155,40 @@ def propose(workplace: Workplace, request: ProposalRequest) -> dict[str, Any]:
             for_=request.time,
             columns=dict(request.columns) or None,
             rewards=("cookable",) if request.learn == "rewards" else (),
-            survey=_survey(workplace, request),
+            survey=survey,
         )
         needs = _estimate_needs(workplace, load_text(text, name).config)
     except ToqueError as error:
-        raise RequestError(422, describe_error(error)) from error
+        raise RequestError(422, _for_page(describe_error(error))) from error
     return {
         "name": name,
         "yaml": text,
-        "forecast": result.forecast,
+        "forecast": _for_page(result.forecast),
         # The remarks on a source are shown with the source.
         "remarks": [
-            remark
+            _for_page(remark)
             for remark in result.remarks
             if not any(remark in source.remarks for source in result.sources)
         ],
         **needs,
     }
+
+
+def _refuse_new_model(request: ProposalRequest, survey: Survey) -> None:
+    """Raise a RequestError if a new model would learn from pairs or scores."""
+    has_pairs = any(source.kind == PREFERENCES for source in survey)
+    if has_pairs or request.learn == "rewards":
+        lesson = "Preference pairs" if has_pairs else "Scores"
+        raise RequestError(
+            422,
+            f"{lesson} improve a model that can already write. Choose a model under Start from.",
+        )
+
+
+def _for_page(text: str) -> str:
+    """Remove the sentences that name settings or documents. The page cannot show them."""
+    sentences = _SENTENCE_END.split(text)
+    return " ".join(line for line in sentences if not _ELSEWHERE.search(line))
 
 
 def _estimate_needs(workplace: Workplace, config: RunConfig) -> dict[str, Any]:

@@ -53,17 +53,21 @@ async def export_model(workplace: Workplace, model: str, form: str) -> dict[str,
     return {"name": to, "message": message}
 
 
-def read_card(workplace: Workplace, model: str) -> str:
-    """Return the model card of a run or model folder. Without a card it is empty.
+def describe_export(workplace: Workplace, model: str) -> dict[str, Any]:
+    """Return the model card of a run or model folder, and whether it has an adapter.
+
+    Without a card, the text is empty.
 
     Raises:
         RequestError: The model does not exist.
     """
-    card = finished_model(workplace.path(model)) / "README.md"
-    if not card.is_file() or card.is_symlink():
-        return ""
-    with open_plain(card) as file:
-        return file.read(_BLOCK_BYTES).decode("utf-8", "replace")
+    folder = finished_model(workplace.path(model))
+    text = ""
+    card = folder / "README.md"
+    if card.is_file() and not card.is_symlink():
+        with open_plain(card) as file:
+            text = file.read(_BLOCK_BYTES).decode("utf-8", "replace")
+    return {"card": text, "has_adapter": (folder / "adapter_config.json").is_file()}
 
 
 def zip_export(workplace: Workplace, name: str) -> Iterator[bytes]:

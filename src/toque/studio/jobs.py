@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal, final
 
@@ -95,6 +95,20 @@ class Jobs:
         """Check whether a run waits or is being trained."""
         with self._mutex:
             return any(job.run == run and job.state != "failed" for job in self._jobs)
+
+    @contextmanager
+    def kept_out(self, run: str) -> Iterator[None]:
+        """Keep a run out of the queue while its folder is moved.
+
+        Raises:
+            RequestError: The run waits or is being trained.
+        """
+        with self._mutex:
+            if self.has(run):
+                raise RequestError(
+                    409, f"{run} is being trained or waits. Stop it first."
+                )
+            yield
 
     def add(self, run: str, command: Sequence[str]) -> Job:
         """Add a job to the end of the queue, and start it if nothing is being trained.

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, final
 
 import psutil
 
+from toque.errors import ConfigError
 from toque.hardware.processor import usable_cores
+from toque.reporter import clock_text
+from toque.reports.run_shares import dict_or_empty
 from toque.reports.svg_charts import draw_spark
-from toque.runs.history import number
+from toque.runs.history import RunHistory, number
 from toque.runs.metric_names import MAIN_SCORES, REWARD, metric_named
 from toque.runs.run_record import CONFIG, RunRecord
 from toque.runs.run_state import state_of
@@ -22,6 +26,7 @@ from toque.storage.atomic import TEMP_PREFIX
 from toque.studio.jobs import Job
 from toque.studio.records import record_of
 from toque.studio.workplace import Workplace
+from toque.units import Duration
 
 _SOURCE: Final = re.compile(r"(?m)^  - path: (.+?)(?:  #.*)?$")
 """Line of a source in the configuration of a run. Untrusted YAML is not parsed."""
@@ -107,6 +112,7 @@ class Overview:
             "curve": _draw_curve(run),
             "is_finished": run.is_scored,
             "saved": run.history.saved,
+            "remark": _remark_on_time(run.history),
         }
         self._contents[name] = (run, version, contents)
         return contents
@@ -201,6 +207,24 @@ def _main_score(run: RunRecord) -> dict[str, Any] | None:
     if best is not None and run.history.measure != REWARD:
         return {"title": f"held-out {run.history.measure}", "value": best[0]}
     return None
+
+
+def _remark_on_time(history: RunHistory) -> str:
+    """Report that less than half of a run's time was left for training, or return ""."""
+    length = str(dict_or_empty(history.start.get("train")).get("stop_after"))
+    end = history.end or {}
+    try:
+        duration = Duration.parse(length)
+    except ConfigError:
+        return ""
+    seconds = history.progress.seconds
+    is_short = duration.total and seconds < (duration.seconds or 0.0) / 2
+    if not is_short or end.get("reason") != "finished":
+        return ""
+    return (
+        f"Only {clock_text(seconds)} of the {replace(duration, total=False)} were left for "
+        "training. Train it longer."
+    )
 
 
 def _draw_curve(run: RunRecord) -> str:

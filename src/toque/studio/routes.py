@@ -25,7 +25,7 @@ from toque.serving.request_body import R, post_route
 from toque.serving.request_errors import RequestError
 from toque.serving.watch_app import Watcher
 from toque.studio import drafts
-from toque.studio.exports import export_model, read_card, zip_export
+from toque.studio.exports import describe_export, export_model, zip_export
 from toque.studio.feedback import Comparison, add_comparison, count_wins
 from toque.studio.jobs import Jobs
 from toque.studio.model_pool import ModelPool, describe_models
@@ -112,12 +112,12 @@ class Studio:
         return Part(
             views=["home", "new", "compare"],
             routes=[
-                get("home", lambda _: self._overview.describe(self._jobs.jobs)),
+                get("home", lambda _: self._describe_home()),
                 get("files", lambda _: {"files": self._overview.data_files()}),
                 get("models", lambda _: self._list_models()),
                 get("config", self._copy_config),
                 get("log", lambda run: {"log": self._jobs.log(run)}),
-                get("card", lambda model: {"card": read_card(place, model)}),
+                get("card", lambda model: describe_export(place, model)),
                 get("wins", lambda _: {"wins": count_wins(place.folder)}),
                 post("recognise", drafts.FilesRequest, self._recognise),
                 post("start", _StartRequest, self._start),
@@ -126,6 +126,7 @@ class Studio:
                 post("dismiss", _JobRequest, lambda wish: self._jobs.remove(wish.job)),
                 post("delete", _RunRequest, self._delete),
                 post("restore", _RestoreRequest, self._restore),
+                post("empty", _Request, lambda _: self._trash.empty()),
                 post("feedback", Comparison, self._add_feedback),
                 post("propose", drafts.ProposalRequest, self._propose),
                 post("check", _TextRequest, self._check),
@@ -172,6 +173,10 @@ class Studio:
             return JSONResponse(content, headers={"Cache-Control": "no-store"})
 
         return Route(f"/api/{name}", respond)
+
+    def _describe_home(self) -> Any:
+        home = self._overview.describe(self._jobs.jobs)
+        return home | {"trash": self._trash.contents()}
 
     def _list_models(self) -> Any:
         names = self._overview.usable_models()
@@ -240,10 +245,10 @@ class Studio:
             )
         record = self._watcher.records().get(request.run)
         kind = None if record is None else state_of(record).kind
-        if kind in ("running", "scoring") or self._jobs.has(request.run):
-            message = f"{request.run} is being trained or waits. Stop it first."
-            raise RequestError(409, message)
-        return {"id": self._trash.remove(request.run)}
+        if kind in ("running", "scoring"):  # started in a terminal
+            raise RequestError(409, f"{request.run} is being trained. Stop it first.")
+        with self._jobs.kept_out(request.run):
+            return {"id": self._trash.remove(request.run)}
 
     def _restore(self, request: _RestoreRequest) -> None:
         self._trash.restore(request.id, request.run)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from pathlib import Path
 from typing import final
 
+from toque.runs.places import is_run
 from toque.serving.request_errors import RequestError
 from toque.storage.atomic import move_into
 from toque.studio.workplace import Workplace
@@ -29,6 +31,31 @@ class Trash:
         id_ = secrets.token_hex(6)
         self._move(folder, self._folder / id_ / Path(run).parent)
         return id_
+
+    def contents(self) -> list[dict[str, str]]:
+        """List the ids and names of the runs in the trash, the newest first."""
+        folders = [*self._folder.glob("*/*/*/"), *self._folder.glob("*/*/")]
+        runs = [folder for folder in folders if is_run(folder)]
+        runs.sort(key=lambda run: -run.parents[0].stat().st_mtime)
+        names = [run.relative_to(self._folder) for run in runs]
+        return [
+            {"id": name.parts[0], "run": "/".join(name.parts[1:])} for name in names
+        ]
+
+    def empty(self) -> None:
+        """Delete the runs in the trash.
+
+        Raises:
+            RequestError: A file cannot be deleted.
+        """
+        try:
+            shutil.rmtree(self._folder)  # does not follow links
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RequestError(
+                409, f"The trash cannot be emptied: {error.strerror}."
+            ) from error
 
     def restore(self, id_: str, run: str) -> None:
         """Move a run back to its place.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import filecmp
 import os
 import secrets
 import shutil
@@ -16,9 +17,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from toque.reporter import size_text
 from toque.serving.request_errors import RequestError
+from toque.sources.decompress import packed_as
 from toque.storage.atomic import link_or_rename
 from toque.storage.no_follow import new_file
-from toque.studio.workplace import Workplace
+from toque.studio.workplace import Workplace, file_name
 
 _MAX_UPLOADS: Final = 4
 """Maximum number of uploads at the same time."""
@@ -89,7 +91,19 @@ class Uploads:
             )
 
     def _publish(self, part: Path, name: str) -> Path:
-        """Give a complete upload its name. An existing file is never replaced."""
+        """Give a complete upload its name. An existing file is never replaced.
+
+        The same file is stored once.
+        """
+        name = file_name(name)
+        if kind := packed_as(part):
+            raise RequestError(
+                415, f"{name} is {kind}. It was not saved.", param="name"
+            )
+        existing = self._workplace.folder / name
+        is_plain = existing.is_file() and not existing.is_symlink()
+        if is_plain and filecmp.cmp(part, existing, shallow=False):
+            return existing
         while True:
             path = self._workplace.new_file(name)
             with suppress(FileExistsError):

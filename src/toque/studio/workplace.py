@@ -70,22 +70,9 @@ class Workplace:
         """Return the path of a new file in the folder, with a free name.
 
         Args:
-            name: Name that a browser sent. Unsafe characters are replaced.
-
-        Raises:
-            RequestError: The file is a program, which Python may import.
+            name: Result of `file_name`.
         """
-        base = name.replace("\\", "/").rpartition("/")[2]
-        base = _UNSAFE.sub("-", base).strip(" .") or "file"
-        if Path(base).suffix.lower() in _PROGRAMS:
-            raise RequestError(
-                415,
-                f"{base[:100]} is a program. Toque reads data files, such as JSON, CSV, Parquet "
-                "and text.",
-                param="name",
-            )
-        base = base.encode()[-_MAX_NAME:].decode(errors="ignore")
-        stem, dot, suffix = base.partition(".")
+        stem, dot, suffix = name.partition(".")
         return free_path(self.folder, stem or "file", f"{dot}{suffix}")
 
     def new_run(self, name: str) -> str:
@@ -103,6 +90,27 @@ class Workplace:
             if not any(map(os.path.lexists, (path, runs, store))):
                 return path.stem
         raise AssertionError("the numbers do not end")
+
+
+def file_name(name: str) -> str:
+    """Return the name of a new file.
+
+    Args:
+        name: Name that a browser sent. Unsafe characters are replaced.
+
+    Raises:
+        RequestError: The file is a program, which Python may import.
+    """
+    base = name.replace("\\", "/").rpartition("/")[2]
+    base = _UNSAFE.sub("-", base).strip(" .") or "file"
+    if Path(base).suffix.lower() in _PROGRAMS:
+        raise RequestError(
+            415,
+            f"{base[:100]} is a program. Toque reads data files, such as JSON, CSV, Parquet and "
+            "text.",
+            param="name",
+        )
+    return base.encode()[-_MAX_NAME:].decode(errors="ignore")
 
 
 def free_path(folder: Path, stem: str, suffix: str = "") -> Path:

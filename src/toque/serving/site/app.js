@@ -56,10 +56,9 @@ function showFailure() {
 }
 
 /** Ask for the token of the server. A request that was refused without it sends this event. */
-function askForToken({ detail }) {
+function askForToken() {
   at("view").hidden = true;
   at("token-form").hidden = false;
-  say(at("token-problem"), detail);
   at("token").focus();
 }
 

@@ -54,8 +54,8 @@ async function compare() {
   at("go").textContent = "Stop";
   at("status").textContent = "Two models are writing.";
   const places = names.map((_, i) => {
-    const place = element("article", { className: "answer sheet", ariaBusy: "true" }, element("p"));
-    place.setAttribute("aria-label", i ? "Right text" : "Left text");
+    const place = element("article", { className: "answer sheet", ariaBusy: "true" }, element("h2", {}, i ? "B" : "A"), element("p"));
+    place.setAttribute("aria-label", i ? "Text B" : "Text A");
     return place;
   });
   at("texts").replaceChildren(...places);
@@ -90,7 +90,7 @@ async function generate(side, place, typed) {
   for await (const piece of write(body, writing.signal, path)) {
     if (!piece.text) continue;
     side.text += piece.text;
-    place.firstChild.textContent = side.text;
+    place.lastChild.textContent = side.text;
   }
   place.ariaBusy = "false";
   return used;
@@ -108,7 +108,7 @@ async function choose(choice) {
   try {
     await ask("api/feedback", { prompt, left, right, choice });
     at("choices").hidden = true;
-    say(at("revealed"), `Left: ${left.model}. Right: ${right.model}. Your choice is saved.`);
+    say(at("revealed"), `A: ${left.model}. B: ${right.model}. Your choice is saved.`);
     showWins((await ask("api/wins")).wins);
     at("prompt").focus();
   } catch (failure) {

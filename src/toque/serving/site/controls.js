@@ -39,7 +39,7 @@ export class Controls {
     this.#replaceReport(run.folder_exists ? "" : this.name);
     say(this.message, run.state === "failed" ? run.sentence : "");
     const isAhead = run.state === "preparing" || run.state === "queued";
-    say(this.hint, isAhead ? `${run.sentence} You may close this page.` : "");
+    say(this.hint, isAhead ? `${run.sentence} You may close this page.` : (run.remark ?? ""));
     if (ACTIVE.includes(this.#state) && !ACTIVE.includes(run.state)) this.#notify(run);
     this.#state = run.state;
     if (this.log.open) void this.#showLog();

@@ -12,6 +12,9 @@ export function open() {
   const cards = new Map(); // element and JSON of each card by the name of its run
   const refresh = poll("api/home", (home) => show(home, cards, () => refresh()), (text) => say(at("problem"), text));
   offerUndo(() => refresh());
+  at("empty-trash").addEventListener("click", () => {
+    if (window.confirm("Delete all runs in the trash? They cannot be restored.")) void attempt(ask("api/empty", {}), refresh);
+  });
   const endDrops = acceptDrops(openWith);
   return () => {
     endDrops();
@@ -29,11 +32,11 @@ function offerUndo(refresh) {
     at("undo").hidden = true;
     void attempt(ask("api/restore", { run, id }), refresh);
   });
-  at("undo").replaceChildren(`${run} is in the trash (.studio/trash). `, undo);
+  at("undo").replaceChildren(`${run} is in the trash. `, undo);
   at("undo").hidden = false;
 }
 
-function show({ folder, machine, runs, models }, cards, refresh) {
+function show({ folder, machine, runs, models, trash }, cards, refresh) {
   say(at("folder"), baseName(folder) || folder);
   at("machine").textContent = [
     `${machine.cores} ${machine.cores === 1 ? "core" : "cores"}`,
@@ -61,6 +64,12 @@ function show({ folder, machine, runs, models }, cards, refresh) {
     const place = at("runs").children[i];
     if (place !== card.root) at("runs").insertBefore(card.root, place ?? null);
   });
+  at("trash-section").hidden = !trash.length;
+  at("trash").replaceChildren(
+    ...trash.map(({ id, run }) =>
+      element("li", {}, `${run} `, button("Restore", () => void attempt(ask("api/restore", { run, id }), refresh), { className: "quiet" })),
+    ),
+  );
   at("models-section").hidden = !models.length;
   at("models").replaceChildren(
     ...models.map((name) => element("li", {}, element("a", { href: linkTo("use", name) }, name))),
@@ -93,6 +102,7 @@ function runCard(run, refresh) {
   card.append(element("p", { className: "hint" }, facts.filter(Boolean).join(", ")));
   if (state === "failed" || state === "killed") card.append(element("p", { className: "problem" }, sentence));
   else if (state !== "ended" && state !== "running") card.append(element("p", { className: "hint" }, sentence));
+  if (run.remark) card.append(element("p", { className: "hint" }, run.remark));
   card.append(element("p", { className: "actions" }, ...actionsOf(run, refresh)));
   return card;
 }

@@ -4,10 +4,10 @@ import { at, say } from "./dom.js";
 import { ask, report } from "./requests.js";
 
 /**
- * Fetch the models and fill the two choices. `preferred` is the name of the model to choose first.
- * Return no models after a failure, which the view shows.
+ * Fetch the models and fill the two choices. `preferred` is the name of the model to choose first,
+ * and `suits` selects models by their description. Return no models after a failure, which the view shows.
  */
-export async function loadModels(preferred = "") {
+export async function loadModels(preferred = "", suits = () => true) {
   let models;
   try {
     ({ models } = await ask("api/models"));
@@ -15,7 +15,10 @@ export async function loadModels(preferred = "") {
     report(failure);
     return [];
   }
-  if (!models.length) say(at("problem"), "There is no model yet. Train one first.");
+  const all = models;
+  models = all.filter((model) => model.name === preferred || suits(model));
+  if (!all.length) say(at("problem"), "There is no model yet. Train one first.");
+  else if (!models.length) say(at("problem"), "No model here can talk: all of them write only recipes. Use them under Cook.");
   const names = models.map(({ name }) => name);
   at("model").replaceChildren(...names.map((name) => new Option(name)));
   if (names.includes(preferred)) at("model").value = preferred;

@@ -269,7 +269,7 @@ async function propose() {
   at("go").disabled = true;
   at("measuring").hidden = false;
   at("forecast").hidden = true;
-  say(at("problem"), "");
+  say(at("choices-problem"), "");
   try {
     const base = at("base").value;
     const learn = base && !at("learn-field").hidden ? at("learn").value : "imitation";
@@ -278,8 +278,8 @@ async function propose() {
     proposal = await ask("api/propose", body, signal);
   } catch (failure) {
     if (failure.name === "AbortError") return;
-    showProblem(failure);
     at("measuring").hidden = true;
+    report(failure, (text) => say(at("choices-problem"), text));
     return;
   }
   if (!isEdited) at("yaml").value = proposal.yaml;

@@ -19,7 +19,7 @@ export function partsOf(text) {
   const lines = text.split("\n");
   if (mayBecomeMore(lines.at(-1))) lines.pop();
   for (const line of lines) {
-    const heading = SECTIONS[bare(line)];
+    const heading = SECTIONS[bare(line.replace(BULLET, ""))];
     if (heading) {
       section = heading;
       continue;

@@ -95,6 +95,6 @@ export async function failureOf(answer) {
     text = `${text.replace("Try again in a moment.", "").trim()} ${retry}`;
   }
   const failure = new Failure(text, answer.status);
-  if (answer.status === 401) document.dispatchEvent(new CustomEvent("token-needed", { detail: failure.message }));
+  if (answer.status === 401) document.dispatchEvent(new Event("token-needed"));
   return failure;
 }

@@ -7,8 +7,8 @@ import { ask } from "./requests.js";
 const FORMATS = [
   ["hf", "Hugging Face folder, for transformers and vLLM"],
   ["gguf", "GGUF file, for llama.cpp and Ollama"],
-  ["adapter", "Adapter only, for peft (if the run trained one)"],
 ];
+const ADAPTER = ["adapter", "Adapter only, for peft"];
 
 /** Open the dialog for a model. */
 export async function openShare(model) {
@@ -49,4 +49,5 @@ export async function openShare(model) {
 
   const answer = await ask(`api/card?model=${encodeURIComponent(model)}`).catch(({ message }) => ({ card: message }));
   card.textContent = answer.card || "This model has no card.";
+  if (answer.has_adapter) format.append(new Option(ADAPTER[1], ADAPTER[0]));
 }

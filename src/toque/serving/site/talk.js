@@ -58,7 +58,7 @@ export function open({ names }) {
   });
   at("save").addEventListener("click", save);
   show();
-  void loadModels(names[0]).then((loaded) => {
+  void loadModels(names[0], ({ form }) => form !== "recipes").then((loaded) => {
     models = loaded;
     explain();
   });

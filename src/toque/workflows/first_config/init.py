@@ -47,6 +47,7 @@ from toque.workflows.first_config.sizing import (
     choose_batch,
     choose_size,
     parse_run_time,
+    remark_on_preparation,
     tokenizer_for_text,
     trained_tokenizer,
     training_seconds,
@@ -242,6 +243,7 @@ def draft_config(
 
     remarks = [remark for source in survey for remark in source.remarks]
     remarks += [*run.base.remarks, *split_remarks]
+    remarks += remark_on_preparation(total_tokens(survey) * CHARACTERS_PER_TOKEN, total)
     if start == "scratch":
         remarks += remark_on_few_records(survey)
     forecast = "" if run.plan is None else run.plan.forecast(total)

@@ -169,6 +169,8 @@ _PREPARED_PER_SECOND: Final = 740_000
 """Bytes of text that are prepared per second: two Zen 3 cores needed 108 s for 80 MB."""
 _ENDING_SECONDS: Final = 15.0
 """Seconds for the start, the last scores and the finished model of a small run."""
+_MUCH_OF_A_RUN: Final = 0.1
+"""Share of a run's time from which its preparation is reported."""
 _MIN_EXAMPLES: Final = 4
 """Minimum number of examples per update."""
 _MEASURING: Final = 0.1
@@ -388,6 +390,22 @@ def choose_size(
     )
 
 
+def remark_on_preparation(text: float, total: Duration) -> list[str]:
+    """Report that preparing `text` bytes takes much of a short run."""
+    seconds = _seconds_around_training(text)
+    if seconds < _MUCH_OF_A_RUN * (total.seconds or math.inf):
+        return []
+    remark = (
+        f"Preparing the texts and writing the model take about {seconds:,.0f} seconds of the "
+        f"{_without_total(total)}, and more on a busy machine."
+    )
+    return [remark]
+
+
+def _seconds_around_training(text: float) -> float:
+    return text / _PREPARED_PER_SECOND + _ENDING_SECONDS
+
+
 def training_seconds(text: float, total: Duration) -> float:
     """Return the time for training if a run prepares `text` bytes first.
 
@@ -395,7 +413,7 @@ def training_seconds(text: float, total: Duration) -> float:
         ConfigError: The time is too short for any training.
     """
     seconds = total.seconds or 0.0
-    overhead = text / _PREPARED_PER_SECOND + _ENDING_SECONDS
+    overhead = _seconds_around_training(text)
     if seconds <= overhead:
         minimum = argument(f'for_="{math.ceil(overhead / 30)} minutes"')
         raise ConfigError(
