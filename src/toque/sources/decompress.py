@@ -97,6 +97,8 @@ _NOT_READ = {
     b"\x89HDF\r\n": "an HDF5 file. Export its table as CSV or Parquet first",
     b"Obj\x01": "an Avro file. Export its records as JSON lines or Parquet first",
 }
+ZIP_ARCHIVE = "a ZIP archive. Unpack it first: unzip"
+TAR_ARCHIVE = "a tar archive. Unpack it first: tar xf"
 _ZIP_HEADER = b"PK\x03\x04"
 _KEEP_BYTES = "toque.keep_bytes"
 """Name of an error handler for `codecs`."""
@@ -129,9 +131,9 @@ def _unread_kind(start: bytes) -> str:
     if start.startswith(_ZIP_HEADER):
         start = start[:_SIGN_BYTES]
         kinds = (kind for names, kind in _IN_ZIP.items() if _has_member(start, names))
-        return next(kinds, "a ZIP archive. Unpack it first: unzip")
+        return next(kinds, ZIP_ARCHIVE)
     if _is_tar(start):
-        return "a tar archive. Unpack it first: tar xf"
+        return TAR_ARCHIVE
     return next(
         (kind for sign, kind in _NOT_READ.items() if start.startswith(sign)), ""
     )

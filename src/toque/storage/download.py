@@ -65,7 +65,7 @@ class _Record(msgspec.Struct):
 
 
 def cache_folder(
-    kind: Literal["sources", "measured", "runs", "models", "objects"],
+    kind: Literal["sources", "archives", "measured", "runs", "models", "objects"],
 ) -> Path:
     """Return the cache folder for a kind of file."""
     root = os.environ.get(CACHE_VARIABLE)

@@ -33,7 +33,8 @@ _SOURCE: Final = re.compile(r"(?m)^  - path: (.+?)(?:  #.*)?$")
 _MAX_SOURCES: Final = 3
 _DATA_FILES: Final = (
     ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".md", ".html", ".htm",
-    ".jsonl.gz", ".json.gz", ".csv.gz", ".txt.gz", ".jsonl.zst", ".zip", ".xml", ".yaml.gz",
+    ".jsonl.gz", ".json.gz", ".csv.gz", ".txt.gz", ".jsonl.zst", ".xml", ".zip", ".tar", ".tar.gz",
+    ".tgz", ".paprikarecipes", ".paprikarecipe", ".cook", ".mmf", ".mm",
 )  # fmt: skip
 _OWN_FILES: Final = ("toque-schema.json", "feedback-both-bad.jsonl")
 _MAX_FILES: Final = 200

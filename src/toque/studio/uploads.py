@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from toque.reporter import size_text
 from toque.serving.request_errors import RequestError
+from toque.sources.archives import is_archive
 from toque.sources.decompress import packed_as
 from toque.storage.atomic import link_or_rename
 from toque.storage.no_follow import new_file
@@ -96,7 +97,8 @@ class Uploads:
         The same file is stored once.
         """
         name = file_name(name)
-        if kind := packed_as(part):
+        kind = packed_as(part)
+        if kind and not is_archive(part):
             raise RequestError(
                 415, f"{name} is {kind}. It was not saved.", param="name"
             )

@@ -22,6 +22,7 @@ from toque.models.config_values import short_positions
 from toque.models.loading.hub import find_local_folder, resolve_folder
 from toque.models.loading.model_folder import read_config_json
 from toque.reporter import ProgressSink, no_progress
+from toque.sources.archives import unpack_archives
 from toque.sources.file_kinds import FileJudge
 from toque.sources.layouts import RefusedFileError
 from toque.sources.preference_pairs import (
@@ -107,6 +108,7 @@ def open_sources(
                 Located(file.address, path, sha256)
                 for file, (path, sha256) in zip(selected, local_files, strict=True)
             ]
+        files = unpack_archives(files, progress=progress, say=say)
         try:
             judged = FileJudge(source, config.data.encoding, readers).judge(files, say)
         except RefusedFileError as error:

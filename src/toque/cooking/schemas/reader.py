@@ -27,6 +27,11 @@ from toque.cooking.schemas.fields import records_of
 from toque.cooking.schemas.item_objects import UNUSED
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
+from toque.cooking.schemas.text_exports import (
+    export_blocks,
+    export_format,
+    export_records,
+)
 from toque.errors import ConfigError
 from toque.sources.conversations import ConversationReader, describes_conversation
 from toque.sources.decompress import UTF_8, head
@@ -60,7 +65,11 @@ from toque.sources.records import (
     unpack,
 )
 
-_RECORDS_OF_KIND = {**RECORD_FUNCTIONS, "page": page_records}
+_RECORDS_OF_KIND = {
+    **RECORD_FUNCTIONS,
+    "page": page_records,
+    "export": export_records,
+}
 _MARKUP_NAMES = ("@type", "@graph", "@context")
 # Maximum size of a column name in a table without a known column.
 _MAX_NAME_CHARS = 40
@@ -174,6 +183,9 @@ class RecipeReader:
             return _Format(
                 "web-page", partial(page_blocks, path, encoding=self.encoding)
             )
+        if layout is None and not self.columns and (name := export_format(start)):
+            read_blocks = partial(export_blocks, path, name, encoding=self.encoding)
+            return _Format(name, read_blocks)
         if layout is None:
             layout = table_layout(
                 path,
@@ -185,9 +197,9 @@ class RecipeReader:
         if layout is None or (not self.columns and _is_prose(layout)):
             raise UnknownFormatError(
                 f"{path} is not in a known recipe format: it begins {first_line(start)!r}. Recipes "
-                "are read from JSON, JSON lines, CSV or TSV with a header row, Parquet, and web "
-                "pages with schema.org data. For plain text to pretrain on, set format: text for "
-                "the source."
+                "are read from JSON, JSON lines, CSV or TSV with a header row, Parquet, web pages "
+                "with schema.org data, Cooklang, Meal-Master and RecipeML. For plain text to "
+                "pretrain on, set format: text for the source."
             )
         if is_entire_file and start.strip() in (b"{}", b"[]"):
             raise RefusedFileError(

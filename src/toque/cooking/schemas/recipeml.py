@@ -1,0 +1,122 @@
+"""RecipeML: recipes in XML. See http://www.formatdata.com/recipeml/spec/.
+
+Each recipe is parsed alone, without the document type of its file. So no entity of a file is
+expanded, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+from xml.etree import ElementTree as ET
+
+_DOCUMENT: Final = re.compile(rb"<recipeml\b|<!DOCTYPE\s+recipeml\b", re.IGNORECASE)
+_START: Final = re.compile(rb"<recipe[\s>]")
+_END: Final = re.compile(rb"</recipe\s{0,9}>")
+_ENTITY: Final = re.compile(
+    r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[\da-fA-F]+);)(\w{1,30});"
+)
+_KEYS: Final = {
+    "qty": "quantity", "q1": "quantity", "q2": "quantity", "size": "unit", "unit": "unit",
+    "item": "food", "prep": "note", "ing-note": "note", "modifier": "note",
+}  # fmt: skip
+"""Our keys of the parts of an ingredient."""
+DAMAGED: Final = "damaged XML"
+
+
+def is_recipeml(start: bytes) -> bool:
+    """Check whether a file is RecipeML."""
+    return start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<") and (
+        _DOCUMENT.search(start, 0, 4096) is not None
+    )
+
+
+def recipes_in(text: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each recipe in a file."""
+    position = 0
+    while start := _START.search(text, position):
+        end = _END.search(text, start.end())
+        if end is None:
+            return
+        position = end.end()
+        yield start.start(), position
+
+
+def record_of_recipeml(text: str) -> dict[str, Any] | str:
+    """Convert a recipe element into a record. Return the reason why it cannot be read."""
+    # XML knows only five entities. Others are characters of HTML.
+    text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
+    try:
+        recipe = ET.fromstring(text)  # noqa: S314 - the text has no document type
+    except ET.ParseError:
+        return DAMAGED
+    head = recipe.find("head")
+    record: dict[str, Any] = {}
+    for part in [*(head if head is not None else ()), *recipe]:
+        if part.tag in ("head", "ingredients", "directions"):
+            continue
+        if part.tag == "categories":
+            record["categories"] = [_text(cat) for cat in part.iter("cat")]
+        elif part.tag == "yield":
+            record["servings"] = _text(part)
+        else:
+            earlier = [record[part.tag]] if record.get(part.tag) else []
+            record[part.tag] = "\n".join([*earlier, _text(part)])
+    ingredients = recipe.find("ingredients")
+    directions = recipe.find("directions")
+    return record | {
+        "ingredients": [] if ingredients is None else list(_ingredients(ingredients)),
+        "steps": [] if directions is None else list(_steps(directions)),
+    }
+
+
+def _text(element: ET.Element) -> str:
+    """Return the texts in an element with single spaces."""
+    return " ".join(" ".join(element.itertext()).split())
+
+
+def _ingredients(element: ET.Element) -> Iterator[dict[str, Any]]:
+    for child in element:
+        if child.tag == "ing-div":
+            title = child.find("title")
+            heading = "" if title is None else _text(title)
+            yield {"title": heading, "items": list(_ingredients(child))}
+        elif child.tag == "ing":
+            yield _ingredient(child)
+        elif child.tag != "title":
+            yield {child.tag: _text(child)}
+
+
+def _ingredient(element: ET.Element) -> dict[str, Any]:
+    """Return the parts of an ingredient by our keys, and other elements by their tag."""
+    parts: dict[str, list[str]] = {}
+    others: dict[str, Any] = {}
+    for child in element:
+        if child.tag in ("alt-ing", "prodcode"):
+            others[child.tag] = _text(child)
+            continue
+        for part in child.iter():
+            is_range = part.tag == "qty" and part.find(".//q1") is not None
+            if not is_range and (key := _KEYS.get(part.tag)):
+                parts.setdefault(key, []).append(_text(part))
+    quantities = parts.pop("quantity", [])
+    line = {key: " ".join(filter(None, texts)) for key, texts in parts.items()}
+    return {"quantity": "-".join(filter(None, quantities))} | line | others
+
+
+def _steps(element: ET.Element) -> Iterator[str]:
+    """Yield the steps of the directions, with the titles of their parts."""
+    if element.text and element.text.strip():
+        yield from filter(None, map(str.strip, element.text.splitlines()))
+    for child in element:
+        if child.tag == "dir-div":
+            title = child.find("title")
+            if title is not None:
+                yield f"{_text(title)}:"
+            yield from _steps(child)
+        elif child.tag != "title" and (text := _text(child)):
+            yield text
+        if child.tail and child.tail.strip():
+            yield from filter(None, map(str.strip, child.tail.splitlines()))

@@ -1,0 +1,117 @@
+"""Recipes of recipe managers in formats of their own: Cooklang, Meal-Master and RecipeML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from toque.cooking.schemas.cooklang import is_cooklang, record_of_cooklang
+from toque.cooking.schemas.mealmaster import (
+    is_mealmaster,
+    record_of_mealmaster,
+    starts_of_recipes,
+)
+from toque.cooking.schemas.recipeml import is_recipeml, recipes_in, record_of_recipeml
+from toque.sources.decompress import MAX_RECORD_BYTES, UTF_8, chunks, count_lines
+from toque.sources.records import (
+    TOO_LONG,
+    Block,
+    Contents,
+    Numbered,
+    Raw,
+    pack,
+    unreadable_block,
+)
+
+_GROUP_BYTES: Final = 1 << 20
+"""Bytes of a block, which has one or several recipes."""
+
+
+def export_format(start: bytes) -> str:
+    """Return the name of the format of a file that begins with `start`, or ""."""
+    return next((name for name, form in _FORMATS.items() if form.recognise(start)), "")
+
+
+def export_blocks(path: Path, name: str, *, encoding: str = UTF_8) -> Iterator[Block]:
+    """Read the recipes of a file in the format `name`."""
+    divide = _FORMATS[name].divide
+    rest = b""
+    line = 1
+    for chunk in chunks(path, _GROUP_BYTES, encoding=encoding):
+        rest += chunk
+        # The last recipe may continue in the next chunk.
+        ends = [end for _, end in divide(rest)][:-1]
+        if ends:
+            yield _pack(path, line, name, rest[: ends[-1]])
+            line += count_lines(rest[: ends[-1]])
+            rest = rest[ends[-1] :]
+        elif len(rest) > MAX_RECORD_BYTES:
+            yield unreadable_block(path, line, TOO_LONG)
+            return
+    if any(divide(rest)):
+        yield _pack(path, line, name, rest)
+
+
+def _pack(path: Path, line: int, name: str, text: bytes) -> Block:
+    return pack(
+        path, line, "export", text, format=name, stem=path.name.partition(".")[0]
+    )
+
+
+def export_records(contents: Contents) -> Numbered:
+    """Read the recipes of a block, each with its line."""
+    form = _FORMATS[contents.meta["format"]]
+    counted = 0
+    line = contents.first
+    for start, end in form.divide(contents.body):
+        line += count_lines(contents.body[counted:start])
+        counted = start
+        text = _decode(contents.body[start:end])
+        yield line, form.read(text, str(contents.meta["stem"]))
+
+
+def _decode(text: bytes) -> str:
+    """Decode UTF-8 or, as in old exports, Windows-1252."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("cp1252", "replace")
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Format of files with one or several recipes."""
+
+    recognise: Callable[[bytes], bool]
+    """Checks the first bytes of a file."""
+    divide: Callable[[bytes], Iterator[tuple[int, int]]]
+    """Yields the start and end of each recipe."""
+    read: Callable[[str, str], Raw]
+    """Converts a recipe, and the name of its file, into a record."""
+
+
+def _whole(text: bytes) -> Iterator[tuple[int, int]]:
+    if text.strip():
+        yield 0, len(text)
+
+
+def _divide_mealmaster(text: bytes) -> Iterator[tuple[int, int]]:
+    starts = starts_of_recipes(text)
+    yield from zip(starts, [*starts[1:], len(text)], strict=True)
+
+
+def _read_mealmaster(text: str, _: str) -> dict[str, Any]:
+    return record_of_mealmaster(text)
+
+
+def _read_recipeml(text: str, _: str) -> Raw:
+    return record_of_recipeml(text)
+
+
+_FORMATS: Final = {
+    "mealmaster": _Format(is_mealmaster, _divide_mealmaster, _read_mealmaster),
+    "recipeml": _Format(is_recipeml, recipes_in, _read_recipeml),
+    "cooklang": _Format(is_cooklang, _whole, record_of_cooklang),
+}
