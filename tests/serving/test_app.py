@@ -457,7 +457,13 @@ WRONG = {
     ),
     "tools": (CHAT, {"model": "tiny", "messages": USER, "tools": [{"type": "x"}]}, 400, "tools"),
     "penalty": (
-        CHAT, {"model": "tiny", "messages": USER, "presence_penalty": 1}, 400, "presence_penalty",
+        CHAT, {"model": "tiny", "messages": USER, "presence_penalty": 3}, 400, "presence_penalty",
+    ),
+    "bias of an unknown token": (
+        CHAT, {"model": "tiny", "messages": USER, "logit_bias": {"99999": 1}}, 400, "logit_bias",
+    ),
+    "bias of no token": (
+        CHAT, {"model": "tiny", "messages": USER, "logit_bias": {"a": 1}}, 400, "logit_bias",
     ),
 }  # fmt: skip
 
@@ -472,6 +478,19 @@ def test_wrong_requests_get_the_protocols_own_error(case, address):
     if case == "too long":
         assert error["code"] == "context_length_exceeded"
         assert "maximum context length is 96 tokens" in error["message"]
+
+
+def test_penalties_change_the_text_as_in_the_engine(client, gpt2):
+    penalties = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    more = {"repetition_penalty": 1.2, "min_p": 0.1}
+    found = client.completions.create(
+        model="tiny", prompt="rice", temperature=0, max_tokens=20, logit_bias={"9": -50},
+        extra_body=more, **penalties,
+    )  # fmt: skip
+    options = GenerationOptions(**penalties, **more, logit_bias={9: -50.0})
+    ids = alone(gpt2, gpt2.prompt_ids("rice"), options, most=20)
+    text = gpt2.codec.decode(ids)
+    assert found.choices[0].text == text != expected(gpt2, "rice", most=20)
 
 
 def test_fields_that_ask_for_nothing_are_accepted(client, gpt2):

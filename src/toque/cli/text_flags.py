@@ -75,6 +75,14 @@ class TextFlags(SamplingFlags):
     no_repeat_ngram_size: int | None = None
     """length in tokens of a sequence that may not appear twice in a text. 0 allows repetition.
     Default: 12 for recipes as text, otherwise 0."""
+    min_p: float = 0.0
+    """sample only from tokens with at least this fraction of the highest probability."""
+    repetition_penalty: float = 1.0
+    """above 1, make tokens of the prompt and of the text less likely, as transformers does."""
+    presence_penalty: float = 0.0
+    """number to subtract from the logit of each token in the text, as OpenAI does."""
+    frequency_penalty: float = 0.0
+    """number to subtract from the logit of a token for each time it is in the text."""
     adapter: list[str] | None = None
     """adapter folder, or a run that trained an adapter. Repeat it to generate each text with
     several adapters. The base model is loaded once."""
@@ -108,7 +116,14 @@ class TextFlags(SamplingFlags):
     def to_options(self) -> GenerationOptions:
         """Convert the flags to options; see `SamplingFlags`."""
         options = super().to_options()
-        return replace(options, no_repeat_ngram_size=self.no_repeat_ngram_size)
+        return replace(
+            options,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+        )
 
     def to_request(
         self, prompts: list[str], *, file: str | None, task: str | None, raw: bool

@@ -137,20 +137,24 @@ class ServedModel:
         # The model never reads the last new token, so this token needs no position.
         return min(tokens, self.context_tokens - len(prompt) + 1)
 
-    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
-        """Raise a RequestError if the prompt is empty or too long, or has unknown ids."""
-        if not prompt:
-            raise RequestError(
-                400, f"{param} is empty. Send at least one token.", param=param
-            )
+    def check_ids(self, ids: Iterable[int], param: str) -> None:
+        """Raise a RequestError if the vocabulary does not have an id of the field `param`."""
         vocabulary_size = self.model.config.vocab_size
-        if not all(0 <= token < vocabulary_size for token in prompt):
+        if not all(0 <= token < vocabulary_size for token in ids):
             raise RequestError(
                 400,
                 f"{param} has ids that are not in the vocabulary. Send ids from 0 to "
                 f"{vocabulary_size - 1:,}.",
                 param=param,
             )
+
+    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
+        """Raise a RequestError if the prompt is empty or too long, or has unknown ids."""
+        if not prompt:
+            raise RequestError(
+                400, f"{param} is empty. Send at least one token.", param=param
+            )
+        self.check_ids(prompt, param)
         limit = self.context_tokens
         if len(prompt) > limit:
             raise RequestError(

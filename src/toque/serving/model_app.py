@@ -89,6 +89,7 @@ def _protocol_routes(
         async def answer(http_request: Request) -> Response:
             request = await read_request(kind, http_request, limits)
             served = models.get_model(request.model)
+            served.check_ids(map(int, request.logit_bias or ()), "logit_bias")
             prompts = await request.prompt_ids(served)
             constraint = await request.compile_constraint(served)
             return Reply(

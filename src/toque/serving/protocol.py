@@ -94,6 +94,8 @@ def _check_is_off(value: object) -> object:
 
 _Unused = Annotated[Any, AfterValidator(_check_is_off)]
 """Type of the fields that this server does not support."""
+_TokenId = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
 _Stop = Annotated[str, Field(min_length=1, max_length=200)]
 # Validation stops at the first wrong item, because a million wrong items took 14 s.
 _Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
@@ -161,8 +163,13 @@ class TextRequest(_Part, ABC):
     model: str
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None  # None means 1
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=1024)] | None = None
     # Extensions of the protocol that other servers also have.
     top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     best_of: Annotated[int, Field(ge=0)] | None = None  # 0 and 1 have no effect
@@ -176,9 +183,6 @@ class TextRequest(_Part, ABC):
     # Notes from the client, which have no effect.
     user: str | None = None
     metadata: dict[str, str] | None = None
-    frequency_penalty: _Unused = None
-    presence_penalty: _Unused = None
-    logit_bias: _Unused = None
 
     @property
     @abstractmethod
@@ -235,6 +239,13 @@ class TextRequest(_Part, ABC):
             temperature=temperature,
             top_k=self.top_k,
             top_p=self.top_p or 1.0,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias={
+                int(id_): bias for id_, bias in (self.logit_bias or {}).items()
+            },
             no_repeat_ngram_size=self.no_repeat_ngram_size,
             seed=seed,
         )

@@ -5,7 +5,7 @@ Rows are independent: the length and sampling options of a row do not change ano
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
@@ -72,8 +72,8 @@ class NewToken(NamedTuple):
     """Reason for the end, for the last token only. With "stop" the token is not part of the answer.
     """
     logprob: float | None
-    """Log-probability of the token in nats, after the masks for form and n-grams, but before
-    temperature and top-k.
+    """Log-probability of the token in nats, after the masks for form and n-grams, the biases and
+    penalties, but before temperature and top-k.
     """
     top_logprobs: TopLogprobs
 
@@ -105,7 +105,11 @@ class _Row:
     token: int
     """Newest token, which the next step reads."""
     ngrams: Ngrams
+    read: frozenset[int] = frozenset()
+    """Tokens of the prompt for the repetition penalty."""
     answer: list[int] = field(default_factory=list)
+    counts: Counter[int] = field(default_factory=Counter)
+    """Number of times each token is in the answer."""
     logprobs: Logprobs = _NO_LOGPROBS
     """Requested logprobs of the newest token."""
 
@@ -151,8 +155,8 @@ class LiveRows:
         self.core = core
         self._max_rows = rows
         self._end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
-        is_encoder_decoder = family_of(core.config).is_encoder_decoder
-        decoding = T5Decoding if is_encoder_decoder else CausalDecoding
+        self._is_encoder_decoder = family_of(core.config).is_encoder_decoder
+        decoding = T5Decoding if self._is_encoder_decoder else CausalDecoding
         self._decoding = decoding(core, rows=rows, columns=columns, pad_id=pad_id)
         self._rows: list[_Row] = []
 
@@ -186,7 +190,9 @@ class LiveRows:
         first_tokens = self._decoding.admit([order.prompt for order in orders])
         for order, token in zip(orders, first_tokens, strict=True):
             ngrams = Ngrams(order.options.no_repeat_ngram_size)
-            self._rows.append(_Row(order, token, ngrams))
+            # The decoder of an encoder-decoder does not read the prompt.
+            read = frozenset(() if self._is_encoder_decoder else order.prompt)
+            self._rows.append(_Row(order, token, ngrams, read))
 
     @torch.inference_mode()
     def read(self, order: Order) -> list[NewToken]:
@@ -225,6 +231,7 @@ class LiveRows:
         finished = []
         for index, row in enumerate(self._rows):
             row.answer.append(row.token)
+            row.counts[row.token] += 1
             row.ngrams.add(row.answer)
             if len(row.answer) <= len(row.order.prefix):
                 continue
@@ -267,7 +274,7 @@ class LiveRows:
                 argmax_indices.append(index)
             else:
                 sampling = (options.temperature, options.top_k, options.top_p)
-                groups[sampling].append(index)
+                groups[*sampling, options.min_p].append(index)
 
         if self._int8_argmax is not None and argmax_indices:
             chosen = self._int8_argmax(_select_rows(hidden, argmax_indices)).tolist()
@@ -277,6 +284,7 @@ class LiveRows:
             rows = [self._rows[index] for index in indices]
             logits = self._logits(_select_rows(hidden, indices))
             _mask_forms(logits, rows)
+            _change_logits(logits, rows)
             _mask_repetitions(logits, rows)
             for row, token in zip(rows, _sample(logits, rows), strict=True):
                 row.token = token
@@ -299,8 +307,10 @@ class LiveRows:
 
 
 def _is_greedy_and_free(order: Order) -> bool:
-    """Check for greedy decoding without a form."""
-    return order.options.is_greedy and order.constraint is None
+    """Check for greedy decoding of unchanged logits without a form."""
+    options = order.options
+    is_free = order.constraint is None and not options.changes_logits
+    return options.is_greedy and is_free
 
 
 def _select_rows(values: Tensor, indices: Sequence[int]) -> Tensor:
@@ -317,6 +327,26 @@ def _mask_forms(logits: Tensor, rows: Sequence[_Row]) -> None:
     ]
     if constrained:
         mask_logits(logits, constrained)
+
+
+def _change_logits(logits: Tensor, rows: Sequence[_Row]) -> None:
+    """Add the biases to logits [n, V], and subtract the penalties."""
+    for row, values in zip(rows, logits, strict=True):
+        options = row.order.options
+        if not options.changes_logits:
+            continue
+        if options.logit_bias:
+            biased = list(options.logit_bias)
+            values[biased] += values.new_tensor(list(options.logit_bias.values()))
+        if options.repetition_penalty != 1.0:
+            seen = list(row.read | row.counts.keys())
+            logs, penalty = values[seen], options.repetition_penalty
+            values[seen] = torch.where(logs > 0, logs / penalty, logs * penalty)
+        if row.counts and (options.presence_penalty or options.frequency_penalty):
+            used = list(row.counts)
+            counts = values.new_tensor(list(row.counts.values()))
+            penalties = options.presence_penalty + options.frequency_penalty * counts
+            values[used] -= penalties
 
 
 def _mask_repetitions(logits: Tensor, rows: Sequence[_Row]) -> None:
@@ -343,7 +373,12 @@ def _sample(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
         draw = order.number if order.draw is None else order.draw
         draws.append(uniform(order.options.seed, draw, len(row.answer)))
     return sample_tokens(
-        logits, draws, options.temperature, options.top_k, options.top_p
+        logits,
+        draws,
+        options.temperature,
+        options.top_k,
+        options.top_p,
+        options.min_p,
     ).tolist()
 
 

@@ -12,6 +12,7 @@ Shapes: n rows, D hidden size, V vocabulary size, B blocks of BLOCK tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -44,6 +45,7 @@ def sample_tokens(
     temperature: float,
     top_k: int | None = None,
     top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> Tensor:
     """Sample a token id per row of logits [n, V] by inverting the cumulative distribution.
 
@@ -55,11 +57,15 @@ def sample_tokens(
         temperature: See `GenerationOptions`.
         top_k: See `GenerationOptions`.
         top_p: See `GenerationOptions`.
+        min_p: See `GenerationOptions`.
 
     Returns:
         Token ids [n] on the CPU.
     """
     logits = logits.float() / max(temperature, _MIN_TEMPERATURE)
+    if min_p > 0.0:
+        smallest = logits.amax(-1, keepdim=True) + math.log(min_p)
+        logits = logits.masked_fill(logits < smallest, -torch.inf)
     numbers = torch.tensor(draws, dtype=torch.float64)
     if top_k:
         logits, ids = logits.topk(min(top_k, logits.shape[-1]), dim=-1)

@@ -17,6 +17,7 @@ from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import (
     GenerationOptions,
     Precision,
+    check_sampling,
     refuse_below,
     refuse_non_numbers,
 )
@@ -111,6 +112,7 @@ def generate(
     schema: str | Path | Mapping[str, Any] | None = None,
     best_of: int = 1,
     by: str | None = None,
+    sampling: Mapping[str, Any] | None = None,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
     """Generate texts for prompts.
@@ -147,6 +149,8 @@ def generate(
         by: The score that ranks the texts: a recipe score, or likelihood, which is the mean
             log-probability of a text's tokens. None means cookable if the prompt asks for a
             recipe, otherwise likelihood.
+        sampling: More options by name: min_p, repetition_penalty, presence_penalty,
+            frequency_penalty, and logit_bias with a number for each token id.
         reporter: Receives the progress, if `on_text` does not receive the texts.
 
     Raises:
@@ -173,6 +177,7 @@ def generate(
             no_repeat_ngram_size=no_repeat_ngram_size,
             seed=seed,
             precision=precision,
+            **check_sampling(sampling or {}),
         ),
         best=BestOf(best_of, by),
     )
