@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 
 from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
 from toque.data.tokenizer.codec import Codec, FamilyKind
+from toque.hardware.memory import free_bytes
 from toque.models.config_values import max_positions
 from toque.models.families import family_of
 from toque.models.generation.constraints import ConstraintCompiler
@@ -39,6 +40,7 @@ from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import Precision
 from toque.models.generation.packed_products import Packs, with_packed_products
+from toque.models.generation.prefixes import PrefixCache
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.frozen import computing
@@ -53,6 +55,10 @@ ROUND_SECONDS: Final = 0.1
 An event costs about a millisecond of both cores, including the client's work on the same machine.
 A reader does not notice the delay.
 """
+_PREFIX_BYTES: Final = 512 << 20
+"""Maximum size of the keys and values of a model's finished texts."""
+_PREFIX_SHARE: Final = 1 / 8
+"""Maximum share of the free memory for them."""
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 """Upper bounds of the histogram of seconds per token."""
 _REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -250,6 +256,12 @@ class Batcher:
     def n_live(self) -> int:
         """Number of orders that are being generated."""
         return len(self._live)
+
+    @property
+    def prefixes(self) -> list[PrefixCache]:
+        """Finished texts of each model, for prompts that begin with them."""
+        every = [rows.prefixes for rows in self._rows.values() if rows is not None]
+        return [prefixes for prefixes in every if prefixes is not None]
 
     def start(self) -> None:
         """Start the rounds as a task of the running event loop."""
@@ -506,6 +518,9 @@ class Batcher:
             columns=columns,
             eos_id=served.codec.end_ids,
             pad_id=served.codec.pad_id,
+            prefix_bytes=min(
+                _PREFIX_BYTES, int(_PREFIX_SHARE * free_bytes(served.model.device))
+            ),
         )
 
     def _activate(self, served: ServedModel) -> None:
@@ -558,6 +573,12 @@ class _Metrics:
         waiting.set_function(lambda: batcher.n_waiting)
         live = gauge("toque_live_texts", "Texts being generated.")
         live.set_function(lambda: batcher.n_live)
+        stored = gauge("toque_prefix_cache_bytes", "Memory of finished texts.")
+        stored.set_function(lambda: sum(one.n_bytes for one in batcher.prefixes))
+        reused = gauge(
+            "toque_prefix_cache_reused_tokens", "Tokens that were not computed again."
+        )
+        reused.set_function(lambda: sum(one.n_reused for one in batcher.prefixes))
 
     def count_answer(self, path: str, status: int, /) -> None:
         """Count the answer to a request."""

@@ -28,6 +28,12 @@ from toque.models.generation.kv_cache import (
     pad_prompts,
     prefill_groups,
 )
+from toque.models.generation.prefixes import (
+    MIN_TOKENS,
+    Prefix,
+    PrefixCache,
+    attend_after,
+)
 
 NAME: Final = "toque_cached"  # name of this attention in transformers' registry
 
@@ -48,16 +54,44 @@ class CausalDecoding:
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
         self.positions: list[int] = []
         """Position of each row's next token."""
+        self.prefixes: PrefixCache | None = None
+        """Finished rows, for prompts with the same beginning."""
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Prefill new rows after the live ones. Return the first token of each row's step."""
         lengths = [len(prompt) - 1 for prompt in prompts]
         places = self.cache.admit(lengths)
-        prefixes = [prompt[:-1] for prompt in prompts]
-        for group in prefill_groups(prefixes, self.core.device):
-            self._prefill(prefixes[group], places[group])
+        new: list[tuple[Sequence[int], tuple[int, slice]]] = []
+        for prompt, place in zip(prompts, places, strict=True):
+            known = None if self.prefixes is None else self.prefixes.find(prompt)
+            if known is None:
+                new.append((prompt[:-1], place))
+            else:
+                self._prefill_after(known, prompt[:-1], place)
+        starts = [start for start, _ in new]
+        for group in prefill_groups(starts, self.core.device):
+            self._prefill(starts[group], [place for _, place in new[group]])
         self.positions += lengths
         return [prompt[-1] for prompt in prompts]
+
+    def keep(self, row: int, tokens: Sequence[int]) -> None:
+        """Store the keys and values of a row's tokens, for prompts that begin with them."""
+        if self.prefixes is not None and len(tokens) >= MIN_TOKENS:
+            self.prefixes.add(tokens, self.cache.read_row(row))
+
+    def _prefill_after(
+        self, known: Prefix, prompt: Sequence[int], place: tuple[int, slice]
+    ) -> None:
+        """Compute the keys and values of a prompt after its known prefix, and store all of them."""
+        # At least one token is computed, so that each layer stores its keys and values.
+        length = min(known.length, len(prompt) - 1)
+        device = self.core.device
+        tokens = torch.tensor([prompt[length:]], device=device)
+        positions = torch.arange(length, len(prompt), device=device)[None]
+        known = Prefix(known.states, length)
+        plan = _CachedAttention(self.cache, [place], known=known)
+        with attending_by(self._configs, NAME, plan):
+            decoder_hidden_states(self.core, tokens, positions)
 
     def _prefill(
         self, prompts: Sequence[Sequence[int]], places: Sequence[tuple[int, slice]]
@@ -101,6 +135,8 @@ class _CachedAttention:
     """Cache row and columns of each new prompt."""
     windows: Sequence[AttentionWindow] = ()
     """Columns to which the token of each row attends. Empty for new prompts."""
+    known: Prefix | None = None
+    """Beginning of a single new prompt, which is not computed again."""
 
 
 def _attend(
@@ -120,6 +156,15 @@ def _attend(
     plan = planned(plan, more)
     layer = cast("int", module.layer_idx)
     scale = scaling or query.shape[-1] ** -0.5
+    if plan.known is not None:
+        known_keys, known_values = plan.known.states[layer]
+        key = _joined(known_keys[:, : plan.known.length], key)
+        value = _joined(known_values[:, : plan.known.length], value)
+        plan.cache.store(layer, plan.places, key, value)
+        query, key, value = as_attended(query, key, value)
+        output = attend_after(query, key, value, scale=scale)
+        return output.transpose(1, 2), None
+
     if not plan.windows:
         plan.cache.store(layer, plan.places, key, value)
         query, key, value = as_attended(query, key, value)
@@ -134,6 +179,11 @@ def _attend(
         windows = [window.narrow(sliding_window, softcap) for window in windows]
     output = plan.cache.attend(layer, query[:, :, 0], windows=windows, scale=scale)
     return output.view(len(output), 1, query.shape[1], -1), None
+
+
+def _joined(known: Tensor, new: Tensor) -> Tensor:
+    """Join stored keys or values [H, tokens, d] with new ones [1, H, S, d]."""
+    return torch.cat([known.to(new.dtype)[None], new], dim=2)
 
 
 AttentionInterface.register(NAME, _attend)

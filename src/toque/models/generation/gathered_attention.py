@@ -91,6 +91,13 @@ class Tiles:
         tiled = padded.view(len(many), -1, TILE, many.shape[-1])
         self._tiles[row, tiles] = tiled.transpose(0, 1)
 
+    def read(self, row: int, columns: slice) -> Tensor:
+        """Copy columns of a row, [H, columns, d]."""
+        tiles = _tile_numbers(columns)
+        many = self._tiles[row, tiles].transpose(0, 1).flatten(1, 2)
+        start = columns.start - tiles.start * TILE
+        return many[:, start : start + columns.stop - columns.start].clone()
+
     def copy_row(self, row: int, source: int, columns: slice) -> None:
         """Copy columns from another row."""
         tiles = _tile_numbers(columns)

@@ -152,6 +152,10 @@ class Columns:
         """Write columns of a row, [H, columns, d]."""
         self.data[row, :, columns] = many
 
+    def read(self, row: int, columns: slice) -> Tensor:
+        """Copy columns of a row, [H, columns, d]."""
+        return self.data[row, :, columns].clone()
+
     def copy_row(self, row: int, source: int, columns: slice) -> None:
         """Copy columns from another row."""
         self.data[row, :, columns] = self.data[source, :, columns]
@@ -372,6 +376,14 @@ class KVCache:
             for (row, columns), prompt in zip(places, prompts, strict=True):
                 length = columns.stop - columns.start
                 buffer.store(row, columns, prompt[:, :length])
+
+    def read_row(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """Copy the keys and values of a live row, [H, tokens, d] each, for each layer."""
+        columns = slice(self.starts[row], self.end)
+        return [
+            (keys.read(row, columns), values.read(row, columns))
+            for keys, values in self._layers
+        ]
 
     def drop(self, row: int) -> None:
         """Remove a row. The last live row replaces it."""

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from toque.models.families import family_of
+from toque.models.families import CAUSAL, family_of
 from toque.models.forward.loss import capped
 from toque.models.forward.packed import decoder_hidden_states, logit_cap, output_head
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.constraints import Constraint, mask_logits
 from toque.models.generation.options import GenerationOptions
+from toque.models.generation.prefixes import PrefixCache
 from toque.models.generation.sampling import (
     WORTHWHILE_STEPS,
     Int8Argmax,
@@ -140,6 +141,8 @@ class LiveRows:
             prompt.
         eos_id: Token or tokens that end an answer.
         pad_id: Padding token.
+        prefix_bytes: Maximum size of the keys and values of finished rows, which are kept for
+            prompts that begin with the same tokens. Models with sliding windows keep none.
     """
 
     @torch.inference_mode()
@@ -151,6 +154,7 @@ class LiveRows:
         columns: int,
         eos_id: int | Collection[int],
         pad_id: int,
+        prefix_bytes: int = 0,
     ) -> None:
         self.core = core
         self._max_rows = rows
@@ -159,6 +163,11 @@ class LiveRows:
         decoding = T5Decoding if self._is_encoder_decoder else CausalDecoding
         self._decoding = decoding(core, rows=rows, columns=columns, pad_id=pad_id)
         self._rows: list[_Row] = []
+        self.prefixes: PrefixCache | None = None
+        if prefix_bytes and isinstance(self._decoding, CausalDecoding):
+            if family_of(core.config) != CAUSAL:
+                self.prefixes = PrefixCache(prefix_bytes)
+            self._decoding.prefixes = self.prefixes
 
         self._weight, self._bias = output_head(core)
         self._cap = logit_cap(core)
@@ -254,6 +263,11 @@ class LiveRows:
 
     def _drop(self, index: int) -> None:
         """Remove a row. The last live row takes its index."""
+        row = self._rows[index]
+        if isinstance(self._decoding, CausalDecoding):
+            # The newest token was not read yet.
+            tokens = [*row.order.prompt, *row.answer][:-1]
+            self._decoding.keep(index, tokens)
         self._decoding.drop(index)
         self._rows[index] = self._rows[-1]
         self._rows.pop()
