@@ -25,6 +25,10 @@ from toque.units import Duration
 class AdapterConfig(Config):
     """An adapter: a few trainable weights added to a frozen model (docs/guides/adapters.md)."""
 
+    start_from: str | None = None
+    """Adapter to continue: its folder, or a finished run that trained it. `model.start_from` must
+    be its base, and `kind` its kind. r, alpha and target_modules are taken from it. null: new
+    weights."""
     kind: Literal["lora", "dora", "rslora"] = "lora"
     """lora: Hu et al. 2021. rslora: a scale for large r. dora: also trains the norms of the rows of
     the weights, and is slower."""

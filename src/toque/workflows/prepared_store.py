@@ -55,6 +55,12 @@ def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
     if family == "auto":
         folder = resolve_folder(config.model.start_from)
         if not (folder / "config.json").is_file():
+            if (folder / "adapter_config.json").is_file():
+                raise ConfigError(
+                    f"model.start_from is {config.model.start_from}, which contains an adapter. "
+                    "Set it to the model that the adapter was trained on. To continue the "
+                    "training of the adapter, also set adapter.start_from to this folder."
+                )
             raise ConfigError(
                 f"model.start_from is {config.model.start_from}, which has no config.json. Name a "
                 "complete Hugging Face model folder."

@@ -18,6 +18,7 @@ from toque.errors import CheckpointError, ConfigError
 from toque.evaluation.reference_nats import find_reference
 from toque.evaluation.rewards import Rewards
 from toque.evaluation.rollouts import Rollouts, RolloutSettings
+from toque.models.lora.continued import start_hash
 from toque.models.lora.frozen import base_sha256
 from toque.reporter import Reporter
 from toque.training.callbacks import Callback, State
@@ -78,6 +79,7 @@ def check_start_weights(
     if not config.objective.kl:
         return ()
     sha256 = placed.base_sha256 or base_sha256(placed.model)
+    sha256 = start_hash(config.adapter, sha256) or sha256
     return (StartWeights(config.model.start_from, sha256),)
 
 
@@ -104,7 +106,7 @@ def build_reference(
             layout,
             runtime,
             placed.sharing,
-            base_sha256=placed.base_sha256,
+            base_sha256=start_hash(config.adapter, placed.base_sha256),
             continues=continues,
             reporter=reporter,
         )

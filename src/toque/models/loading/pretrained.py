@@ -142,7 +142,8 @@ def _check_folder_kind(folder: Path) -> None:
     if is_adapter_folder(folder):
         raise ConfigError(
             f"{folder} contains an adapter, not a model. Set model.start_from to the model that "
-            "the adapter was trained on."
+            "the adapter was trained on. To continue its training, also set adapter.start_from to "
+            "this folder."
         )
     # transformers would silently add the adapter to the model.
     if (folder / ADAPTER_CONFIG).exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -18,7 +19,12 @@ from toque.models.loading.pretrained import (
     grow_vocabulary,
     load_model,
 )
-from toque.models.lora.frozen import FrozenFormat
+from toque.models.lora.continued import (
+    load_start,
+    refuse_base_of_other,
+    with_values_of_start,
+)
+from toque.models.lora.frozen import FrozenFormat, base_sha256
 from toque.models.lora.layers import attach
 from toque.user_paths import named_path
 
@@ -55,6 +61,11 @@ class ModelToTrain:
     tokens: SpecialTokens
     seed: int
 
+    @cached_property
+    def _adapter(self) -> AdapterConfig | None:
+        """Settings of the adapter, with the values of the adapter to continue."""
+        return None if self.adapter is None else with_values_of_start(self.adapter)
+
     def new(self) -> PreTrainedModel:
         """Build a new model of the run's family and shape."""
         return build_model(
@@ -74,7 +85,7 @@ class ModelToTrain:
         """
         n_rows = vocabulary_rows(model)
         grow_vocabulary(model, self.tokens.vocab_size)
-        if self.adapter is None:
+        if self._adapter is None:
             return
         new_tokens = set(range(n_rows, self.tokens.vocab_size))
         if self.tokens.newline_id is not None:
@@ -84,9 +95,9 @@ class ModelToTrain:
         folder = named_path(base)
         if folder.is_dir():  # not a hub name
             base = str(folder.resolve())
-        attach(
-            model, self.adapter, base=base, seed=self.seed, tokens=sorted(new_tokens)
-        )
+        tokens = sorted(new_tokens)
+        attach(model, self._adapter, base=base, seed=self.seed, tokens=tokens)
+        load_start(model, self._adapter)
 
     def in_float32(self) -> PreTrainedModel:
         """Read or build the model with its adapter, in float32 on the CPU."""
@@ -94,12 +105,14 @@ class ModelToTrain:
             return self.new()
         model = load_model(self.section.start_from, family=self.section.family)
         self.adapt(model)
+        if self.adapter is not None and self.adapter.start_from is not None:
+            refuse_base_of_other(self.adapter, base_sha256(model))
         return model
 
     def base(self) -> AdaptedBase:
         """Check the base of an adapter run. `AdaptedBase.placed` reads its matrices later."""
         checked = check_folder(self.section.start_from, family=self.section.family)
-        is_dora = self.adapter is not None and self.adapter.kind == "dora"
+        is_dora = self._adapter is not None and self._adapter.kind == "dora"
         return AdaptedBase(checked, self.adapt, read_whole=is_dora)
 
     def placed(
@@ -112,7 +125,9 @@ class ModelToTrain:
         """
         if self.adapter is not None:
             frozen_format = FrozenFormat(dtype, self.adapter.quantize_base)
-            return self.base().placed(frozen_format, device)
+            model, base_hash = self.base().placed(frozen_format, device)
+            refuse_base_of_other(self.adapter, base_hash)
+            return model, base_hash
         model = self.in_float32()
         model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
         return model, None

@@ -140,8 +140,6 @@ def add_adapter(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) ->
     config = read_config(folder)
     # The file has all values. Some initial values would be computed from the base's matrices.
     config.init_lora_weights = False
-    with _opened(folder / WEIGHTS) as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
     try:
         with warnings.catch_warnings():
             # A model may have several adapters.
@@ -153,9 +151,20 @@ def add_adapter(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) ->
             f"The adapter {folder} does not fit a {model.config.model_type} model: {reason} Load "
             f"it on {config.base_model_name_or_path}."
         ) from error
-    _fill_parameters(adapter_tensors(model, name), tensors, file=folder / WEIGHTS)
+    fill_adapter(model, folder, name=name)
     model.train(mode=False)
     use_adapter(model, name)
+
+
+def fill_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
+    """Copy the weights of `folder` into the attached adapter `name`.
+
+    Raises:
+        CheckpointError: The folder is damaged, or the names or shapes differ.
+    """
+    with _opened(folder / WEIGHTS) as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
+    _fill_parameters(adapter_tensors(model, name), tensors, file=folder / WEIGHTS)
 
 
 @torch.no_grad()
