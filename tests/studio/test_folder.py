@@ -115,7 +115,7 @@ def test_files_are_uploaded_and_never_replaced(client, folder):
         for content in (text, texts[0]):
             answer = client.put("/api/files/soups.jsonl", content=content)
             name = expected if content is text else "soups.jsonl"
-            assert (answer.status_code, answer.json()) == (200, {"name": name})
+            assert (answer.status_code, answer.json()["name"]) == (200, name)
         assert (folder / expected).read_bytes() == text
     files = client.get("/api/files").json()["files"]
     assert [file["bytes"] for file in files] == [153, 153]
@@ -126,7 +126,8 @@ def test_a_broken_link_is_not_replaced(client, folder):
     (folder / "soups.jsonl").symlink_to("missing")
     (folder / "soups.yaml").symlink_to("missing")
     assert client.put("/api/files/soups.jsonl", content=b"{}").json() == {
-        "name": "soups-2.jsonl"
+        "is_new": True,
+        "name": "soups-2.jsonl",
     }
     assert Workplace(folder).new_run("soups") == "soups-2"
 

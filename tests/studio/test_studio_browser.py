@@ -99,6 +99,15 @@ def delete_and_undo(page: Any) -> None:
     soon(page.locator(".card")).to_have_count(1)
 
 
+def share(page: Any) -> None:
+    page.click("text=Share")
+    page.select_option("#share-format", "hf")
+    page.click("dialog .primary")
+    soon(page.locator("dialog")).to_contain_text("Download as a zip file")
+    look(page, "studio-shared")
+    page.click("dialog >> text=Close")
+
+
 def test_from_a_file_to_a_recipe_with_a_killed_server(browser, server, tmp_path):
     write_cookbook(tmp_path / "recipes.jsonl", n=300, seed=1)
     wrong: list[str] = []
@@ -140,12 +149,14 @@ def test_from_a_file_to_a_recipe_with_a_killed_server(browser, server, tmp_path)
         page.wait_for_selector(".shopping li, .verdict:not([hidden])")
         look(page, "studio-recipe")
 
-        page.click("text=Compare")
-        soon(page.locator("#model option")).to_have_count(1)
+        page.go_back()
+        share(page)
+        page.click(".actions >> text=Compare")
+        soon(page.locator("#model option")).to_have_count(2)
         page.fill("#prompt", "Lentil soup: lentils, carrots")
         page.click("#go")
         page.click("text=A is better")
-        soon(page.locator("#wins")).to_contain_text("1 : 0")
+        soon(page.locator("#wins")).to_contain_text(re.compile("1 : 0|0 : 1"))
         look(page, "studio-compared")
 
         delete_and_undo(page)
@@ -181,7 +192,7 @@ def test_a_table_with_unknown_columns(browser, server):
         soon(page.locator("#yaml-problem")).to_be_hidden()
         soon(page.locator("#go")).to_be_enabled()
         page.click("#go")
-        soon(page.locator("#controls .problem")).to_contain_text("gone.csv")
+        soon(page.locator("#controls .problem:visible")).to_contain_text("gone.csv")
         look(page, "studio-failed")
         page.click("text=Change its settings")
         soon(page.locator("#yaml")).to_have_value(

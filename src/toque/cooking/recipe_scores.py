@@ -176,9 +176,9 @@ def advice_on_score(score: float) -> str:
     if score >= POOR:
         return ""
     return (
-        f"The texts are still poor: their recipe score is {score:.2f} of 1. Recipes by people have "
-        "about 0.9. Train longer, train on more recipes, or start from a pretrained model "
-        "(model.start_from). Read a few texts before you trust a single score."
+        f"The texts are still poor: their recipe score is {score:.2f} of 1. Train longer, train "
+        "on more recipes, or start from a pretrained model (model.start_from). Read a few texts "
+        "before you trust a single score."
     )
 
 

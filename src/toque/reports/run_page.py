@@ -158,7 +158,7 @@ def _list_environment(history: RunHistory) -> Grid:
 def _show_configuration(run: RunRecord) -> Sentence | Folded:
     text = run.text(CONFIG)
     if not text:
-        return Sentence("The run folder has no config.yaml.")
+        return Sentence("There is no config.yaml yet.")
     heading = "config.yaml, with the origin of each value that is not a default"
     return Folded(heading, [Passage(text)], is_open=True)
 
@@ -181,6 +181,9 @@ def _list_facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     requested = dict_or_empty(history.start.get("train")).get("stop_after")
     # The length in a start event is the remaining length at the start of the session.
     facts = [("until", str(requested or history.start.get("stop_after", "-")))]
+    is_running = state.kind == "running"
+    if is_running and (left := history.seconds_left) is not None:
+        facts.insert(0, ("training left, about", clock_text(left)))
 
     if done.step:
         facts += [("step", f"{done.step:,}"), ("epochs", f"{done.epoch:.2f}")]
@@ -189,12 +192,8 @@ def _list_facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
         facts.append(("tokens", f"{done.tokens:,}"))
         facts.append(("tokens/s", f"{done.tokens / done.seconds:,.0f}"))
 
-    is_running = state.kind == "running"
     if is_running and step is not None and step.tokens_per_second is not None:
         facts.append(("tokens/s now", f"{step.tokens_per_second:,.0f}"))
-    if is_running and (left := history.seconds_left) is not None:
-        facts.append(("training left, about", clock_text(left)))
-
     facts += _list_parameters(history)
     facts.append(("training time", clock_text(done.seconds)))
     if history.saved:

@@ -62,6 +62,8 @@ class View:
     title: str
     state: str
     """State of the shown run as text. Screen readers announce its changes."""
+    name: str = ""
+    """Name of the shown run."""
 
 
 class _StoredVerdict(NamedTuple):
@@ -205,7 +207,8 @@ class Watcher:
         )
         with_table = (Section("runs", "Runs", table), *page.sections)
         page = replace(page, sections=with_table)
-        return View(page.parts(), _title(name, run), f"{name}: {states[name].sentence}")
+        state = f"{name}: {states[name].sentence}"
+        return View(page.parts(), _title(name, run), state, name)
 
     def _sort_runs(self, states: Mapping[str, RunStatus]) -> list[str]:
         """Sort runs by state. Sort active runs by name, so that they do not move in the table.

@@ -63,6 +63,8 @@ class Overview:
         cards = [
             self._describe_run(name, record, by_run.pop(name, None))
             for name, record in records.items()
+            # A run that was just deleted is known until the next search.
+            if (self._workplace.folder / name).is_dir()
         ]
         # A job that waits, or that failed before its run began, has no run folder yet.
         cards += [_describe_job(job) for job in by_run.values()]
@@ -203,7 +205,11 @@ def _main_score(run: RunRecord) -> dict[str, Any] | None:
     for name in MAIN_SCORES:
         value = number(scores.get(name))
         if value is not None:
-            return {"title": metric_named(name).title, "value": value}
+            return {
+                "title": metric_named(name).title,
+                "value": value,
+                "is_share": True,
+            }
     best = run.history.best
     if best is not None and run.history.measure != REWARD:
         return {"title": f"held-out {run.history.measure}", "value": best[0]}
@@ -222,10 +228,8 @@ def _remark_on_time(history: RunHistory) -> str:
     is_short = duration.total and seconds < (duration.seconds or 0.0) / 2
     if not is_short or end.get("reason") != "finished":
         return ""
-    return (
-        f"Only {clock_text(seconds)} of the {replace(duration, total=False)} were left for "
-        "training. Train it longer."
-    )
+    requested = replace(duration, total=False).in_words()
+    return f"Only {clock_text(seconds)} of the {requested} were left for training. Train it longer."
 
 
 def _draw_curve(run: RunRecord) -> str:

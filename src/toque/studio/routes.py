@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from toque.errors import ConfigError
 from toque.hardware.ending_thread import call_in_ending_thread
+from toque.reporter import clock_text
 from toque.runs.places import is_run
 from toque.runs.run_state import state_of
 from toque.serving.application import Part
@@ -189,8 +190,9 @@ class Studio:
         return drafts.copy_config(self._workplace, run, file)
 
     async def _upload(self, request: Request) -> Response:
-        path = await self._uploads.receive(request, request.path_params["name"])
-        return JSONResponse({"name": path.name})
+        name = request.path_params["name"]
+        path, is_new = await self._uploads.receive(request, name)
+        return JSONResponse({"name": path.name, "is_new": is_new})
 
     async def _send_export(self, request: Request) -> Response:
         name = request.path_params["name"].removesuffix(".zip")
@@ -235,8 +237,20 @@ class Studio:
                 length = Duration.parse(request.time)
             except ConfigError as error:
                 raise RequestError(422, str(error), param="time") from error
+            self._refuse_shorter(request.run, length)
             command += [f"train.stop_after={length}", "train.time_limit=null"]
         self._jobs.add(request.run, command)
+
+    def _refuse_shorter(self, run: str, length: Duration) -> None:
+        """Raise a RequestError if a run has already trained for longer."""
+        record = self._watcher.records().get(run)
+        done = 0.0 if record is None else record.history.progress.seconds
+        if length.seconds and length.seconds <= done:
+            raise RequestError(
+                422,
+                f"{run} has already trained for {clock_text(done)}. Choose a longer time.",
+                param="time",
+            )
 
     def _delete(self, request: _RunRequest) -> Any:
         if not is_run(self._workplace.path(request.run)):

@@ -45,8 +45,8 @@ class Uploads:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._n_open = 0
 
-    async def receive(self, request: Request, name: str) -> Path:
-        """Write the body of a request to a new file. Return its path.
+    async def receive(self, request: Request, name: str) -> tuple[Path, bool]:
+        """Write the body of a request to a new file. Return its path, and whether it is new.
 
         The file appears only when it is complete.
 
@@ -91,7 +91,7 @@ class Uploads:
                 "was saved. Try again.",
             )
 
-    def _publish(self, part: Path, name: str) -> Path:
+    def _publish(self, part: Path, name: str) -> tuple[Path, bool]:
         """Give a complete upload its name. An existing file is never replaced.
 
         The same file is stored once.
@@ -105,12 +105,12 @@ class Uploads:
         existing = self._workplace.folder / name
         is_plain = existing.is_file() and not existing.is_symlink()
         if is_plain and filecmp.cmp(part, existing, shallow=False):
-            return existing
+            return existing, False
         while True:
             path = self._workplace.new_file(name)
             with suppress(FileExistsError):
                 link_or_rename(part, path)
-                return path
+                return path, True
 
     def _refuse_full_disk(self, n_bytes: int) -> None:
         available = self._workplace.free_bytes - _RESERVE_BYTES

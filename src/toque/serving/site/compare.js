@@ -35,6 +35,7 @@ async function start(left) {
   at("second-field").hidden = false;
   const other = models.find(({ name }) => name !== at("model").value) ?? models[0];
   at("second").value = other.name;
+  if (models.length < 2) say(at("problem"), "There is only one model. Train a second one to compare them.");
   try {
     showWins((await ask("api/wins")).wins);
   } catch (failure) {
@@ -44,7 +45,11 @@ async function start(left) {
 
 /** Let both models write, in a random order of sides. */
 async function compare() {
-  const names = [at("model").value, at("second").value || at("model").value];
+  const names = [at("model").value, at("second").value];
+  if (!names[1] || names[0] === names[1]) {
+    say(at("problem"), "Choose two different models.");
+    return;
+  }
   if (Math.random() < 0.5) names.reverse();
   const typed = at("prompt").value.trim();
   writing = new AbortController();
@@ -110,7 +115,7 @@ async function choose(choice) {
     at("choices").hidden = true;
     say(at("revealed"), `A: ${left.model}. B: ${right.model}. Your choice is saved.`);
     showWins((await ask("api/wins")).wins);
-    at("prompt").focus();
+    at("revealed").focus();
   } catch (failure) {
     report(failure);
   }

@@ -12,19 +12,21 @@ const ACTIVE = ["running", "scoring", "preparing"];
 export class Controls {
   #refresh = null;
   #state = ""; // the last state of the run
+  #shown = ""; // JSON of the run with the shown actions
 
   /** Show the actions for the run `name`. Servers other than a studio have none. */
   constructor(name) {
     this.name = name;
     if (!document.body.dataset.views.includes("home")) return;
     at("controls").hidden = false;
-    this.message = element("p", { className: "problem", hidden: true, role: "alert" });
+    this.message = element("p", { className: "problem", hidden: true, role: "alert" }); // failure of the run
+    this.problem = element("p", { className: "problem", hidden: true, role: "alert" }); // failure of an action
     this.title = element("h1", { hidden: true });
     this.actions = element("p", { className: "actions" });
     this.hint = element("p", { className: "hint", hidden: true });
     this.log = element("details", {}, element("summary", {}, "Log"), element("pre"));
     this.log.addEventListener("toggle", () => void this.#showLog());
-    at("controls").append(this.title, this.actions, this.hint, this.message, this.log);
+    at("controls").append(this.title, this.actions, this.problem, this.hint, this.message, this.log);
     this.#refresh = poll("api/home", (home) => this.#show(home), (text) => say(this.message, text));
   }
 
@@ -34,7 +36,11 @@ export class Controls {
 
   #show({ runs }) {
     const run = runs.find(({ name }) => name === this.name);
-    this.actions.replaceChildren(...(run ? this.#actionsOf(run) : []));
+    // Equal actions stay, so that a button keeps the focus.
+    const { state, form, job, is_finished, saved, folder_exists } = run ?? {};
+    const shown = JSON.stringify([state, form, job, is_finished, Boolean(saved), folder_exists]);
+    if (shown !== this.#shown) this.actions.replaceChildren(...(run ? this.#actionsOf(run) : []));
+    this.#shown = shown;
     if (!run) return;
     this.#replaceReport(run.folder_exists ? "" : this.name);
     say(this.message, run.state === "failed" ? run.sentence : "");
@@ -86,19 +92,32 @@ export class Controls {
   async #send(path, body) {
     try {
       const answer = await ask(path, body);
-      say(this.message, "");
+      say(this.problem, "");
       this.#refresh();
       return answer;
     } catch (failure) {
-      say(this.message, failure.message);
+      say(this.problem, failure.message);
       return null;
     }
   }
 
+  /** Ask for the new length of the run, in place of the actions. */
   #trainLonger(run) {
     const half = duration(1.5 * run.seconds).replace(" min", " minutes").replace(" s", " seconds").replace(" h", " hours");
-    const time = window.prompt("New length of the whole training, for example 90 minutes:", half);
-    if (time) void this.#send("api/continue", { run: this.name, time });
+    const input = element("input", { type: "text", maxLength: 40, value: half, id: "longer" });
+    const form = element("form", { className: "actions" });
+    form.append(
+      element("label", { htmlFor: "longer" }, "New length of the whole training"),
+      input,
+      element("button", { type: "submit", className: "primary" }, "Train"),
+      button("Cancel", () => form.replaceWith(this.actions)),
+    );
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      if (await this.#send("api/continue", { run: this.name, time: input.value })) form.replaceWith(this.actions);
+    });
+    this.actions.replaceWith(form);
+    input.select();
   }
 
   async #delete() {

@@ -13,7 +13,9 @@ export function open() {
   const refresh = poll("api/home", (home) => show(home, cards, () => refresh()), (text) => say(at("problem"), text));
   offerUndo(() => refresh());
   at("empty-trash").addEventListener("click", () => {
-    if (window.confirm("Delete all runs in the trash? They cannot be restored.")) void attempt(ask("api/empty", {}), refresh);
+    if (!window.confirm("Delete all runs in the trash? They cannot be restored.")) return;
+    at("undo").hidden = true;
+    void attempt(ask("api/empty", {}), refresh);
   });
   const endDrops = acceptDrops(openWith);
   return () => {
@@ -93,7 +95,10 @@ function runCard(run, refresh) {
     element("h3", {}, title),
     sparkline(curve),
   );
-  if (score) card.append(element("p", { className: "score" }, element("strong", {}, score.value.toFixed(2)), ` ${score.title}`));
+  if (score) {
+    const unit = score.is_share ? " of 1, " : " ";
+    card.append(element("p", { className: "score" }, element("strong", {}, score.value.toFixed(2)), unit, score.title));
+  }
   if (done !== null && done !== undefined) {
     const left = run.seconds_left ? `, about ${duration(run.seconds_left)} left` : "";
     const label = `${Math.round(100 * done)} %${left}`;

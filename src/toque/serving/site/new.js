@@ -154,7 +154,10 @@ function uploadOne(file) {
     transfer.addEventListener("abort", () => end(null));
     transfer.addEventListener("error", () => end(null, `The upload of ${file.name} ended, because the server cannot be reached.`));
     transfer.addEventListener("load", async () => {
-      if (transfer.status < 300) return end(JSON.parse(transfer.responseText).name);
+      if (transfer.status < 300) {
+        const { name, is_new: isNew } = JSON.parse(transfer.responseText);
+        return end(name, isNew ? "" : `${name} is already in this folder.`);
+      }
       const answer = new Response(transfer.responseText, { status: transfer.status });
       return end(null, (await failureOf(answer)).message);
     });
@@ -279,7 +282,7 @@ async function propose() {
   } catch (failure) {
     if (failure.name === "AbortError") return;
     at("measuring").hidden = true;
-    report(failure, (text) => say(at("choices-problem"), text));
+    report(failure, (text) => say(at("choices-problem"), text[0].toUpperCase() + text.slice(1)));
     return;
   }
   if (!isEdited) at("yaml").value = proposal.yaml;

@@ -11,8 +11,16 @@ const RETRY_MS = 2000; // pause after a failed request
 
 /** Open the view for the run in `names`, or for the first run. Return a function that stops it. */
 export function open({ names, query }) {
-  const view = new LiveView(names.join("/"), query.getAll("over"));
-  const controls = names.length ? new Controls(names.join("/")) : null;
+  let controls = null;
+  /** Show the actions for the shown run, which changes when another row of the table is chosen. */
+  const follow = (name) => {
+    if (controls?.name === name) return;
+    controls?.stop();
+    at("controls").replaceChildren();
+    controls = new Controls(name);
+  };
+  if (names.length) follow(names.join("/"));
+  const view = new LiveView(names.join("/"), query.getAll("over"), follow);
   return () => {
     view.stop();
     controls?.stop();
@@ -27,10 +35,14 @@ class LiveView {
   #version = ""; // version of the shown contents
   #wake;
 
-  /** `over` has the names of the runs in the plots. Empty means the server's choice. */
-  constructor(name, over) {
+  /**
+   * `over` has the names of the runs in the plots. Empty means the server's choice. `follow` receives
+   * the name of the shown run.
+   */
+  constructor(name, over, follow) {
     this.name = name;
     this.over = over;
+    this.follow = follow;
     const { signal } = this.#stopper;
     document.addEventListener("click", (event) => this.#onClick(event), { signal });
     document.addEventListener("change", (event) => this.#onChange(event), { signal });
@@ -94,7 +106,8 @@ class LiveView {
     }
   }
 
-  #show({ parts = {}, title, state }) {
+  #show({ parts = {}, title, state, name }) {
+    if (name && (!this.name || name === this.name)) this.follow(name); // a new run may not be found yet
     const { over, show } = document.activeElement.dataset;
     for (const [id, html] of Object.entries(parts)) {
       if (this.#shown[id] !== html) morph(at(id), html);

@@ -5,10 +5,10 @@ import { encodePath } from "./format.js";
 import { ask } from "./requests.js";
 
 const FORMATS = [
-  ["hf", "Hugging Face folder, for transformers and vLLM"],
-  ["gguf", "GGUF file, for llama.cpp and Ollama"],
+  ["gguf", "For apps such as Ollama and LM Studio (GGUF file)"],
+  ["hf", "For Python programs and servers (Hugging Face folder)"],
 ];
-const ADAPTER = ["adapter", "Adapter only, for peft"];
+const ADAPTER = ["adapter", "Only the adapter, for peft"];
 
 /** Open the dialog for a model. */
 export async function openShare(model) {

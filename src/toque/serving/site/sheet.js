@@ -64,7 +64,8 @@ export class Sheet {
     this.#parts.after.hidden = false;
     showVerdict(this.#parts, verdict);
     await Promise.all([
-      classes.then((found) => showClasses(this.#parts.classes, found)),
+      // Classes of a poor text would mislead.
+      verdict.hint || classes.then((found) => showClasses(this.#parts.classes, found)),
       this.#list.open(this.text, verdict.requested),
     ]);
   }

@@ -60,6 +60,8 @@ export function open({ names }) {
   show();
   void loadModels(names[0], ({ form }) => form !== "recipes").then((loaded) => {
     models = loaded;
+    for (const id of ["go", "question"]) at(id).disabled = !loaded.length;
+    at("examples").hidden = !loaded.length;
     explain();
   });
   return () => {
