@@ -152,7 +152,7 @@ def _list_environment(history: RunHistory) -> Grid:
         (name.replace("_", " "), format_value(value))
         for name, value in _flatten(fields)
     ]
-    return Grid(("what", "value"), rows)
+    return Grid(("what", "value"), rows, summary="Machine, versions and process")
 
 
 def _show_configuration(run: RunRecord) -> Sentence | Folded:
@@ -160,7 +160,7 @@ def _show_configuration(run: RunRecord) -> Sentence | Folded:
     if not text:
         return Sentence("There is no config.yaml yet.")
     heading = "config.yaml, with the origin of each value that is not a default"
-    return Folded(heading, [Passage(text)], is_open=True)
+    return Folded(heading, [Passage(text)])
 
 
 def _describe_reading(history: RunHistory) -> str:
