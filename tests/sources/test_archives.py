@@ -78,9 +78,10 @@ def test_members_are_read_like_the_files_of_a_folder(tmp_path, write):
         "__MACOSX/soups.jsonl": bytes(99),
         "export/empty.jsonl": b"",
     }
+    members = {f"./{name}": data for name, data in members.items()}
     found, notices = opened(write(tmp_path / "mine.dump", members))
     names = ["export/soups.jsonl", "export/cakes.jsonl.gz"]
-    assert found == {name: members[name] for name in names}
+    assert found == {name: members[f"./{name}"] for name in names}
     assert any("1 pictures" in notice for notice in notices), notices
     assert any("README.md" in notice for notice in notices), notices
 
@@ -167,6 +168,24 @@ def cut_tar(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
+def damaged_header(path: Path) -> None:
+    members = {f"{n}.jsonl": recipes(2) for n in range(4)}
+    data = bytearray(write_tar(path, members, "w").read_bytes())
+    data[data.index(b"1.jsonl")] ^= 1
+    path.write_bytes(data)
+
+
+def cut_between_members(path: Path) -> None:
+    members = {f"{n}.jsonl": recipes(2) for n in range(4)}
+    data = write_tar(path, members, "w").read_bytes()
+    path.write_bytes(data[: data.index(b"2.jsonl")])
+
+
+def long_name(path: Path) -> None:
+    with tarfile.open(path, "w:gz", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("a" * (2 << 20)))
+
+
 def bomb(path: Path) -> None:
     with tarfile.open(path, "w:gz") as archive:
         info = tarfile.TarInfo("zeros.jsonl")
@@ -206,6 +225,10 @@ def zeros(n_bytes: int) -> io.BufferedIOBase:
         (encrypted_zip, "encrypted with a password"),
         (damaged_zip, "damaged archive"),
         (cut_tar, "damaged archive"),
+        (damaged_header, "damaged archive"),
+        (cut_between_members, "damaged archive"),
+        (long_name, "damaged archive"),
+        (lambda path: write_zip(path, {"C:/soups.jsonl": recipes(2)}), "leads out"),
         (bomb, "decompression bomb"),
         (hidden_bomb, "damaged archive"),
         (lambda path: write_zip(path, {"photo.jpg": bytes(99)}), "no file that can be"),
@@ -228,6 +251,20 @@ def test_many_archives_of_zeros_in_an_archive_are_refused(tmp_path):
     path = write_zip(tmp_path / "42.zip", {f"{i}.zip": inner for i in range(16)})
     with pytest.raises(DataError, match="decompression bomb"):
         opened(path)
+
+
+def test_a_prepared_list_of_the_cache_reads_nothing_else(tmp_path, cache):
+    path = write_zip(tmp_path / "mine.zip", {"soups.jsonl": recipes(3)})
+    opened(path)
+    (contents,) = cache.rglob("contents.json")
+    secret = tmp_path / "secret.jsonl"
+    secret.write_bytes(recipes(9))
+    (contents.parent / "000001" / "soups.jsonl").unlink()
+    (contents.parent / "000001" / "soups.jsonl").symlink_to(secret)
+    for file in (str(secret), f"../../../{secret.name}", "000001/soups.jsonl"):
+        member = {"file": file, "name": "soups.jsonl", "bytes": len(recipes(9))}
+        contents.write_text(json.dumps({"members": [member], "n_pictures": 0}))
+        assert opened(path)[0] == {"soups.jsonl": recipes(3)}
 
 
 def test_a_full_disk_is_reported_before_a_member_is_written(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ has a numbered folder there and keeps only the last part of its name, so it cann
 from __future__ import annotations
 
 import lzma
+import re
 import shutil
 import stat
 import struct
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, Final, NamedTuple, Self
 
 import msgspec
 import xxhash
@@ -47,6 +48,22 @@ _MAX_DEPTH: Final = 2
 """Maximum depth of archives in archives. An export of Tandoor has an archive for each recipe."""
 _MAX_MEMBERS: Final = 1_000_000
 _MAX_NAME_BYTES: Final = 200
+_MAX_SHOWN_CHARS: Final = 1000
+_MAX_HEADER_BYTES: Final = 1 << 20
+_DRIVE: Final = re.compile(r"[A-Za-z]:[\\/]")
+_EXTENDED: Final = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+"""Types of headers with the name of the next member. tarfile reads them into memory."""
+_BAD_HEADERS: Final = (
+    tarfile.InvalidHeaderError,  # type: ignore[attr-defined]
+    tarfile.TruncatedHeaderError,  # type: ignore[attr-defined]
+    tarfile.EmptyHeaderError,  # type: ignore[attr-defined]
+)
 _CONTENTS: Final = "contents.json"
 """List of the unpacked members."""
 _PICTURES: Final = (
@@ -153,11 +170,19 @@ def _is_complete(folder: Path, contents: _Contents) -> bool:
     """Check that the files of an earlier process still exist."""
     try:
         return all(
-            (folder / member.file).stat().st_size == member.bytes
-            for member in contents.members
+            _is_plain(folder, member.file, member.bytes) for member in contents.members
         )
     except OSError:
         return False
+
+
+def _is_plain(folder: Path, name: str, n_bytes: int) -> bool:
+    """Check that a name is inside of a folder, and is a file of this size and not a link."""
+    is_inside = not name.startswith("/") and ".." not in name.split("/")
+    state = (folder / name).lstat() if is_inside else None
+    return (
+        state is not None and stat.S_ISREG(state.st_mode) and state.st_size == n_bytes
+    )
 
 
 @dataclass
@@ -192,7 +217,8 @@ class _Unpacker:
     def _add(self, entry: _Entry, prefix: str, depth: int) -> None:
         """Write a member, or the members of an archive in the archive."""
         parts = entry.name.replace("\\", "/").split("/")
-        if not parts[0] or ".." in parts:
+        is_absolute = not parts[0] or _DRIVE.match(entry.name) is not None
+        if is_absolute or ".." in parts:
             raise DataError(
                 f"{self.archive.name} has a member named {entry.name[:200]!r}, which leads out of "
                 "the archive. Nothing was read. Remove it from data.sources, or unpack it yourself "
@@ -204,7 +230,8 @@ class _Unpacker:
                 f"{self.archive.name} has more than {_MAX_MEMBERS:,} members. Unpack it yourself, "
                 "and join the files."
             )
-        if any(part.startswith(".") or part in _HIDDEN for part in parts):
+        parts = [part for part in parts if part not in ("", ".")]
+        if not parts or any(part[0] == "." or part in _HIDDEN for part in parts):
             return
         if entry.name.lower().endswith(_PICTURES):
             self.contents.n_pictures += 1
@@ -213,10 +240,10 @@ class _Unpacker:
         file = self.folder / f"{self.n_entries:06d}" / _safe_name(parts[-1])
         file.parent.mkdir()
         with file.open("xb") as target:
-            while chunk := entry.stream.read(CHUNK_BYTES):
+            while chunk := _read(entry.stream):
                 self._refuse_large(len(chunk))
                 self.n_bytes += target.write(chunk)
-        name = self._free_name(prefix + "/".join(parts))
+        name = self._free_name((prefix + "/".join(parts))[-_MAX_SHOWN_CHARS:])
         if depth < _MAX_DEPTH and is_archive(file):
             self._unpack(file, f"{name}/", depth + 1)
             file.unlink()
@@ -252,6 +279,14 @@ class _Unpacker:
             )
 
 
+def _read(stream: IO[bytes]) -> bytes:
+    """Read a chunk of a member. An OSError is damage here, and not a problem of the cache."""
+    try:
+        return stream.read(CHUNK_BYTES)
+    except OSError as error:
+        raise tarfile.ReadError(str(error)) from error
+
+
 def _printable(name: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in name)
 
@@ -279,7 +314,7 @@ def _zip_entries(path: Path) -> Iterator[_Entry]:
 def _tar_entries(path: Path) -> Iterator[_Entry]:
     with (
         opened(path) as (stream, _, raw),
-        tarfile.open(fileobj=stream, mode="r|") as archive,
+        tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive,
     ):
         for info in archive:
             if info.isdir():
@@ -288,6 +323,26 @@ def _tar_entries(path: Path) -> Iterator[_Entry]:
             if content is None:
                 raise _LinkError(info.name)
             yield _Entry(info.name, info.size, content, raw.tell)
+
+
+class _Header(tarfile.TarInfo):
+    """Header of a member. tarfile itself ends without an error at a damaged header."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read a header. The text of an extended header must have a normal size."""
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENDED and header.size > _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a name of {header.size:,} bytes")
+        return header
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        """Read the next header."""
+        try:
+            return super().fromtarfile(tarfile_)
+        except _BAD_HEADERS as error:
+            raise tarfile.ReadError(f"a damaged or missing header: {error}") from error
 
 
 class _LinkError(Exception):

@@ -34,7 +34,8 @@ class Trash:
 
     def contents(self) -> list[dict[str, str]]:
         """List the ids and names of the runs in the trash, the newest first."""
-        folders = [*self._folder.glob("*/*/*/"), *self._folder.glob("*/*/")]
+        depths = ("*/*/*/*/", "*/*/*/", "*/*/")  # as deep as runs are searched
+        folders = [folder for depth in depths for folder in self._folder.glob(depth)]
         runs = [folder for folder in folders if is_run(folder)]
         runs.sort(key=lambda run: -run.parents[0].stat().st_mtime)
         names = [run.relative_to(self._folder) for run in runs]

@@ -113,6 +113,12 @@ def test_min_p_removes_the_tokens_that_transformers_removes(min_p, cut):
     assert (sample_tokens(kept, draws, 1.0, **cut) == found).all()
 
 
+def test_a_bias_of_no_token_is_refused():
+    with pytest.raises(ConfigError, match="the vocabulary has ids from 0"):
+        generate(model_of("llama"), PROMPTS, logit_bias={VOCAB: 1.0})
+    assert hash(GenerationOptions(logit_bias={1: 1.0}))
+
+
 def test_the_formula_of_transformers_is_the_one_in_the_test():
     logits = torch.tensor([[2.0, -1.0, 0.5]])
     found = RepetitionPenaltyLogitsProcessor(2.0)(torch.tensor([[0, 1]]), logits)
@@ -132,6 +138,8 @@ def test_the_formula_of_transformers_is_the_one_in_the_test():
         ({"frequency_penalty": "a"}, "frequency_penalty must be a number"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias must be a whole number"),
         ({"logit_bias": {1: "b"}}, "logit_bias must be a number"),
+        ({"logit_bias": {-1: 2.0}}, "Use ids from 0 and finite numbers"),
+        ({"logit_bias": {1: float("nan")}}, "Use ids from 0 and finite numbers"),
     ],
 )
 def test_options_out_of_range_are_refused(options, words):

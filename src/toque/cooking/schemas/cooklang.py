@@ -16,10 +16,13 @@ _MARKED: Final = re.compile(
     r"|(?P<word>[^\W_][\w'’-]{0,60}))"
     r"(?P<note>\([^()\n]{0,200}\))?"
 )
-_SURE: Final = re.compile(rb"@[^@#~{}\n]{1,80}\{[^{}\n]{0,80}\}")
-_ALSO: Final = re.compile(
-    rb"(?m)^>>\s*[^\n:]{1,60}:|~[^@#~{}\n]{0,60}\{\s*[\d./-]+\s*%|#[^@#~{}\n]{1,60}\{[^{}\n]{0,40}\}"
+_SURE: Final = re.compile(
+    rb"(?<![\w.])@[^\W\d_][\w '\-./|\x80-\xff]{0,80}\{=?\s*[\d./-]{1,12}\s*(?:%[^{}%\n]{1,30})?\}"
 )
+"""Ingredient with a name and a number, such as @red wine{1/2%cup}."""
+_CODE: Final = re.compile(rb"(?m)[;{]\s*$|^\s*[})\\]")
+"""Line of a program or a style sheet."""
+_MAX_CODE: Final = 0.2
 _FRONT_MATTER: Final = re.compile(
     r"\A\s*---[ \t]*\n(.*?\n)---[ \t]*(?:\n|\Z)", re.DOTALL
 )
@@ -37,13 +40,17 @@ _KEYS: Final = {
     "course": "category",
 }
 """Canonical keys of the specification, with the names of our fields."""
-_OURS: Final = ("title", "ingredients", "steps", "notes", "comments")
+_OURS: Final = ("ingredients", "steps", "notes", "comments", "timers")
+_BLOCK_SIGNS: Final = ("|", ">", "|-", ">-", "|+", ">+")
+"""Signs in YAML that the value follows in the next lines."""
 
 
 def is_cooklang(start: bytes) -> bool:
-    """Check whether a text has ingredients with braces, and another sign of Cooklang."""
-    found = _SURE.findall(start)
-    return len(found) > 1 or (bool(found) and _ALSO.search(start) is not None)
+    """Check whether a text has a marked ingredient with a number, and is not a program."""
+    if _SURE.search(start) is None:
+        return False
+    n_lines = 1 + start.strip().count(b"\n")
+    return len(_CODE.findall(start)) <= _MAX_CODE * n_lines
 
 
 def record_of_cooklang(text: str, name: str) -> dict[str, Any]:
@@ -67,13 +74,18 @@ def record_of_cooklang(text: str, name: str) -> dict[str, Any]:
         parts.add(paragraph, metadata)
     record = {_KEYS.get(key.lower(), key): value for key, value in metadata.items()}
     title = record.get("title") or name
-    others = {key: value for key, value in record.items() if key.lower() not in _OURS}
+    others = {
+        f"{key} (metadata)" if key.lower() in _OURS else key: value
+        for key, value in record.items()
+        if key.lower() != "title"
+    }
     return others | {
         "title": title,
         "ingredients": parts.ingredients,
         "steps": parts.steps,
         "notes": parts.notes,
         "comments": comments,
+        "timers": parts.timers,
     }
 
 
@@ -101,9 +113,17 @@ def _read_entries(text: str) -> dict[str, Any]:
             if key:
                 earlier = entries[key] if isinstance(entries[key], list) else []
                 entries[key] = [*earlier, item[1].strip("\"' ")]
+        elif key and line[:1].isspace() and line.strip():
+            # A line of a longer text, or of an object in the value.
+            earlier = entries[key]
+            if isinstance(earlier, list):
+                entries[key] = [*earlier, line.strip()]
+            else:
+                entries[key] = f"{earlier} {line.strip()}".strip()
         elif entry := _ENTRY.fullmatch(line):
             key = entry[1].strip()
-            entries[key] = entry[2].strip().strip("\"'")
+            value = entry[2].strip().strip("\"'")
+            entries[key] = "" if value in _BLOCK_SIGNS else value
     return entries
 
 
@@ -114,6 +134,7 @@ class _Parts:
         self.ingredients: list[str] = []
         self.steps: list[str] = []
         self.notes: list[str] = []
+        self.timers: list[str] = []
         self._names: set[str] = set()
 
     def add(self, paragraph: str, metadata: dict[str, Any]) -> None:
@@ -146,21 +167,34 @@ class _Parts:
         name = (match["long"] if match["word"] is None else match["word"]).strip()
         quantity, _, unit = (match["amount"] or "").strip().lstrip("=").partition("%")
         amount = f"{quantity.strip()} {unit.strip()}".strip()
+        note = match["note"] or ""
         if match["mark"] == "~":
-            return (amount or name) + (match["note"] or "")
-        name, _, shown = name.rpartition("/")[2].partition("|")
-        if match["mark"] == "@" and name:
-            self._add_ingredient(name, amount, match["note"] or "", match["signs"])
-            return (shown or name).strip()
-        return (shown or name).strip() + (match["note"] or "")
+            if amount and name:
+                self.timers.append(name)
+            return (amount or name) + note
+        if name.startswith(("./", "../", "/")):  # another recipe
+            name = name.rpartition("/")[2]
+        name, _, shown = name.partition("|")
+        shown = (shown or name).strip()
+        if match["mark"] == "#":
+            return f"{amount} {shown}".strip() + note
+        is_added = bool(name) and self._add_ingredient(
+            name, amount, note, match["signs"]
+        )
+        if is_added or not (amount or note):
+            return shown
+        details = ", ".join(filter(None, (amount, note.strip("() "))))
+        return f"{shown} ({details})"
 
-    def _add_ingredient(self, name: str, amount: str, note: str, signs: str) -> None:
+    def _add_ingredient(self, name: str, amount: str, note: str, signs: str) -> bool:
+        """Add an ingredient, unless it was added before. Return whether it was added."""
         is_known = name.lower() in self._names
         if "&" in signs or (is_known and not amount):
-            return
+            return False
         self._names.add(name.lower())
         line = f"{amount} {name}".strip()
         preparation = note.strip("() ")
         if "?" in signs:
             preparation = f"{preparation}, optional".lstrip(", ")
         self.ingredients.append(f"{line}, {preparation}" if preparation else line)
+        return True

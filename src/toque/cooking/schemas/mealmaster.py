@@ -26,6 +26,8 @@ _UNITS: Final = {
     "mg": "mg", "g": "g", "kg": "kg", "cb": "cubic cm", "cg": "cg", "dg": "dg",
 }  # fmt: skip
 """Codes of units in lower-case letters. A capital T is a tablespoon."""
+_MAX_PREFACE: Final = 4000
+"""Maximum number of bytes before the first recipe of a file."""
 _TEXT_AT: Final = 11
 _SECOND_AT: Final = range(38, 43)
 """Possible columns, from 0, of the beginning of a second ingredient."""
@@ -38,7 +40,7 @@ _NAMES: Final = {
 
 def is_mealmaster(start: bytes) -> bool:
     """Check whether a text begins a Meal-Master recipe."""
-    begin = _BEGIN.search(start)
+    begin = _BEGIN.search(start, 0, _MAX_PREFACE)
     return begin is not None and _TITLE.search(start, begin.end()) is not None
 
 
@@ -51,7 +53,10 @@ def record_of_mealmaster(text: str) -> dict[str, Any]:
     """Convert the lines of a recipe, from its first line, into a record."""
     record: dict[str, Any] = {}
     body = _Body()
-    for line in text.expandtabs().splitlines()[1:]:
+    lines = text.expandtabs().splitlines()
+    begin = next((n for n, line in enumerate(lines) if _BEGIN.match(line.encode())), 0)
+    body.rest = [line.strip() for line in lines[:begin] if line.strip()]
+    for line in lines[begin + 1 :]:
         entry = _ENTRY.fullmatch(line)
         if (
             entry
@@ -66,7 +71,7 @@ def record_of_mealmaster(text: str) -> dict[str, Any]:
     return record | {
         "ingredients": body.ingredients,
         "steps": body.steps,
-        "after the recipe": body.rest,
+        "outside the recipe": body.rest,
     }
 
 
@@ -77,7 +82,7 @@ class _Body:
         self.ingredients: list[str | dict[str, Any]] = []
         self.steps: list[str] = []
         self.rest: list[str] = []
-        """Lines after the mark that ends the recipe."""
+        """Lines before the ingredients, and after the mark that ends the recipe."""
         self._group = ""
         self._has_ended = False
         self._columns: tuple[list[str], list[str]] = ([], [])
@@ -98,7 +103,7 @@ class _Body:
             self._add_heading(line)
         elif not line.strip():
             self._end_paragraph()
-        elif self.steps or self._paragraph or not self._add_ingredients(line):
+        elif not self._add_ingredients(line):
             self._paragraph.append(line.strip())
 
     def end(self) -> None:
@@ -119,16 +124,30 @@ class _Body:
 
     def _add_ingredients(self, line: str) -> bool:
         """Add an ingredient, or two, of a line. Return False for another line."""
+        is_in_steps = bool(self.steps or self._paragraph)
+        if is_in_steps and not line[:8].strip():
+            return False  # an ingredient without an amount looks like indented text
         for at in _SECOND_AT:
             first, second = _ingredient_in(line[:at]), _ingredient_in(line[at:])
-            if first and second:
-                _append(self._columns[0], first)
+            is_continued = second.startswith("-") and not line[:at].strip()
+            if second and (first or is_continued):
+                self._begin_list()
+                if first:
+                    _append(self._columns[0], first)
                 _append(self._columns[1], second)
                 return True
         if first := _ingredient_in(line):
+            self._begin_list()
             _append(self._columns[0], first)
             return True
         return False
+
+    def _begin_list(self) -> None:
+        """Set aside the text before the first ingredient, such as the name of a sender."""
+        if not self.ingredients and not any(self._columns):
+            self.rest += [*self.steps, *self._paragraph]
+            self.steps.clear()
+            self._paragraph.clear()
 
     def _end_columns(self) -> None:
         lines = [*self._columns[0], *self._columns[1]]
@@ -151,16 +170,14 @@ def _ingredient_in(line: str) -> str:
     """Return the ingredient of a line or of a half of a line, or "" for another text."""
     amount, code, text = line[:8], line[8:10], line[_TEXT_AT:].rstrip()
     has_gap = line[10:_TEXT_AT] == " " and text[:1].strip()
-    if not has_gap or not _AMOUNT.fullmatch(amount) or not _is_unit(code):
+    # A unit that is not known stays as it is, next to an amount.
+    is_unit = not code.strip() or (bool(amount.strip()) and code.strip().isalpha())
+    if not has_gap or not _AMOUNT.fullmatch(amount) or not is_unit:
         return ""
     if text.startswith("-"):
         return text
-    unit = "tbsp" if code.strip() == "T" else _UNITS.get(code.strip().lower(), "")
+    unit = "tbsp" if code.strip() == "T" else _UNITS.get(code.strip().lower(), code)
     return " ".join(f"{amount} {unit} {text.replace(';', ', ')}".split())
-
-
-def _is_unit(code: str) -> bool:
-    return not code.strip() or code.strip().lower() in _UNITS
 
 
 def _append(column: list[str], ingredient: str) -> None:

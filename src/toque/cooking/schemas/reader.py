@@ -28,6 +28,7 @@ from toque.cooking.schemas.item_objects import UNUSED
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
 from toque.cooking.schemas.text_exports import (
+    COOKLANG,
     export_blocks,
     export_format,
     export_records,
@@ -183,9 +184,10 @@ class RecipeReader:
             return _Format(
                 "web-page", partial(page_blocks, path, encoding=self.encoding)
             )
-        if layout is None and not self.columns and (name := export_format(start)):
-            read_blocks = partial(export_blocks, path, name, encoding=self.encoding)
-            return _Format(name, read_blocks)
+        is_free = layout is None and not self.columns
+        export = export_format(start) if is_free else ""
+        if export and export != COOKLANG:
+            return self._export_format(path, export)
         if layout is None:
             layout = table_layout(
                 path,
@@ -195,6 +197,8 @@ class RecipeReader:
                 encoding=self.encoding,
             )
         if layout is None or (not self.columns and _is_prose(layout)):
+            if export:
+                return self._export_format(path, export)
             raise UnknownFormatError(
                 f"{path} is not in a known recipe format: it begins {first_line(start)!r}. Recipes "
                 "are read from JSON, JSON lines, CSV or TSV with a header row, Parquet, web pages "
@@ -206,6 +210,10 @@ class RecipeReader:
                 f"{path} is JSON without any records.", "no record in it"
             )
         return self._format_of(path, layout)
+
+    def _export_format(self, path: Path, name: str) -> _Format:
+        """Return the format of an export of a recipe manager."""
+        return _Format(name, partial(export_blocks, path, name, encoding=self.encoding))
 
     def _format_of(self, path: Path, layout: FileLayout) -> _Format:
         """Return the format of a file with this layout. Check that it can contain recipes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
@@ -18,10 +19,7 @@ _END: Final = re.compile(rb"</recipe\s{0,9}>")
 _ENTITY: Final = re.compile(
     r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[\da-fA-F]+);)(\w{1,30});"
 )
-_KEYS: Final = {
-    "qty": "quantity", "q1": "quantity", "q2": "quantity", "size": "unit", "unit": "unit",
-    "item": "food", "prep": "note", "ing-note": "note", "modifier": "note",
-}  # fmt: skip
+_KEYS: Final = {"item": "food", "prep": "note", "ing-note": "note", "modifier": "note"}
 """Our keys of the parts of an ingredient."""
 DAMAGED: Final = "damaged XML"
 
@@ -35,13 +33,24 @@ def is_recipeml(start: bytes) -> bool:
 
 def recipes_in(text: bytes) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each recipe in a file."""
+    text = _without_comments(text)
     position = 0
     while start := _START.search(text, position):
         end = _END.search(text, start.end())
-        if end is None:
-            return
-        position = end.end()
+        position = len(text) if end is None else end.end()
         yield start.start(), position
+
+
+def _without_comments(text: bytes) -> bytes:
+    """Replace comments by spaces, so that positions stay the same."""
+    parts: list[bytes] = []
+    position = 0
+    while (start := text.find(b"<!--", position)) >= 0:
+        end = text.find(b"-->", start + 4)
+        end = len(text) if end < 0 else end + 3
+        parts += [text[position:start], b" " * (end - start)]
+        position = end
+    return b"".join([*parts, text[position:]])
 
 
 def record_of_recipeml(text: str) -> dict[str, Any] | str:
@@ -64,11 +73,11 @@ def record_of_recipeml(text: str) -> dict[str, Any] | str:
         else:
             earlier = [record[part.tag]] if record.get(part.tag) else []
             record[part.tag] = "\n".join([*earlier, _text(part)])
-    ingredients = recipe.find("ingredients")
-    directions = recipe.find("directions")
+    ingredients = map(_ingredients, recipe.findall("ingredients"))
+    steps = map(_steps, recipe.findall("directions"))
     return record | {
-        "ingredients": [] if ingredients is None else list(_ingredients(ingredients)),
-        "steps": [] if directions is None else list(_steps(directions)),
+        "ingredients": list(chain.from_iterable(ingredients)),
+        "steps": list(chain.from_iterable(steps)),
     }
 
 
@@ -91,19 +100,41 @@ def _ingredients(element: ET.Element) -> Iterator[dict[str, Any]]:
 
 def _ingredient(element: ET.Element) -> dict[str, Any]:
     """Return the parts of an ingredient by our keys, and other elements by their tag."""
-    parts: dict[str, list[str]] = {}
-    others: dict[str, Any] = {}
+    parts: dict[str, list[str]] = {"note": [_direct_text(element)]}
+    amounts: list[tuple[str, str]] = []
     for child in element:
-        if child.tag in ("alt-ing", "prodcode"):
-            others[child.tag] = _text(child)
-            continue
-        for part in child.iter():
-            is_range = part.tag == "qty" and part.find(".//q1") is not None
-            if not is_range and (key := _KEYS.get(part.tag)):
-                parts.setdefault(key, []).append(_text(part))
-    quantities = parts.pop("quantity", [])
-    line = {key: " ".join(filter(None, texts)) for key, texts in parts.items()}
-    return {"quantity": "-".join(filter(None, quantities))} | line | others
+        key = _KEYS.get(child.tag, child.tag)
+        if child.tag == "amt":
+            amounts.append(_amount(child))
+        else:
+            parts.setdefault(key, []).append(_text(child))
+    record: dict[str, Any] = {
+        key: " ".join(filter(None, texts)) for key, texts in parts.items()
+    }
+    if not record.get("food"):  # "<ing>2 cups flour</ing>"
+        record["food"] = record.pop("note")
+    if len(amounts) == 1:
+        record["quantity"], record["unit"] = amounts[0]
+    elif amounts:  # "1 lb" and "450 g"
+        record["quantity"] = " / ".join(" ".join(pair).strip() for pair in amounts)
+    return record
+
+
+def _amount(element: ET.Element) -> tuple[str, str]:
+    """Return the quantity and the unit of an amount."""
+    limits = [_text(limit) for tag in ("q1", "q2") for limit in element.iter(tag)]
+    quantity = "-".join(filter(None, limits))
+    if not limits:
+        quantity = " ".join(map(_text, element.iter("qty")))
+    units = [_text(unit) for tag in ("size", "unit") for unit in element.iter(tag)]
+    quantity = " ".join(filter(None, (quantity, _direct_text(element))))
+    return quantity, " ".join(filter(None, units))
+
+
+def _direct_text(element: ET.Element) -> str:
+    """Return the text in an element that is in none of its children."""
+    texts = [element.text or "", *(child.tail or "" for child in element)]
+    return " ".join(" ".join(texts).split())
 
 
 def _steps(element: ET.Element) -> Iterator[str]:

@@ -25,6 +25,9 @@ from toque.sources.records import (
     unreadable_block,
 )
 
+COOKLANG: Final = "cooklang"
+"""Format with weak signs. A table may have such a text in its cells."""
+_SUFFIXES: Final = (".cook", ".txt", ".md", ".gz", ".zst", ".xz", ".bz2")
 _GROUP_BYTES: Final = 1 << 20
 """Bytes of a block, which has one or several recipes."""
 
@@ -55,9 +58,14 @@ def export_blocks(path: Path, name: str, *, encoding: str = UTF_8) -> Iterator[B
 
 
 def _pack(path: Path, line: int, name: str, text: bytes) -> Block:
-    return pack(
-        path, line, "export", text, format=name, stem=path.name.partition(".")[0]
-    )
+    return pack(path, line, "export", text, format=name, stem=_title_of(path.name))
+
+
+def _title_of(name: str) -> str:
+    """Return the name of a file without its suffixes, but with dots such as in "St. Louis"."""
+    while name.lower().endswith(_SUFFIXES):
+        name = name.rpartition(".")[0]
+    return name
 
 
 def export_records(contents: Contents) -> Numbered:
@@ -98,8 +106,10 @@ def _whole(text: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _divide_mealmaster(text: bytes) -> Iterator[tuple[int, int]]:
-    starts = starts_of_recipes(text)
-    yield from zip(starts, [*starts[1:], len(text)], strict=True)
+    # The text before the first recipe belongs to it, and is reported.
+    starts = starts_of_recipes(text)[1:]
+    if text.strip():
+        yield from zip([0, *starts], [*starts, len(text)], strict=True)
 
 
 def _read_mealmaster(text: str, _: str) -> dict[str, Any]:
@@ -113,5 +123,5 @@ def _read_recipeml(text: str, _: str) -> Raw:
 _FORMATS: Final = {
     "mealmaster": _Format(is_mealmaster, _divide_mealmaster, _read_mealmaster),
     "recipeml": _Format(is_recipeml, recipes_in, _read_recipeml),
-    "cooklang": _Format(is_cooklang, _whole, record_of_cooklang),
+    COOKLANG: _Format(is_cooklang, _whole, record_of_cooklang),
 }

@@ -96,6 +96,11 @@ def generate(
             f"{argument('max_new_tokens')} is missing; it must be at least 1."
         )
     _check_tokens(core, prompts, places)
+    if max(options.logit_bias, default=0) >= core.config.vocab_size:
+        raise ConfigError(
+            f"logit_bias has the token {max(options.logit_bias)}, but the vocabulary has ids from "
+            f"0 to {core.config.vocab_size - 1:,}."
+        )
     limits = limit_answers(core, prompts, options.max_new_tokens, places)
     # 0 requests the log-probability of the generated token only.
     n_top_logprobs = None if on_logprob is None else 0

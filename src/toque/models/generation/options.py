@@ -91,7 +91,7 @@ class GenerationOptions:
     """Number that is subtracted from the logit of each token in the answer."""
     frequency_penalty: float = 0.0
     """Number that is subtracted from the logit of a token for each time it is in the answer."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Number that is added to the logit of each of these tokens."""
     no_repeat_ngram_size: int | None = None
     """Length in tokens of the n-grams that an answer may not repeat; None or 0 for no limit. Unlike
@@ -168,6 +168,11 @@ class GenerationOptions:
         for token, bias in self.logit_bias.items():
             refuse_non_numbers(logit_bias=token)
             refuse_non_numbers(Real, logit_bias=bias)
+            if token < 0 or not math.isfinite(bias):
+                raise ConfigError(
+                    f"logit_bias has {bias:g} for the token {token}. Use ids from 0 and finite "
+                    "numbers."
+                )
         refuse_non_numbers(
             max_new_tokens=self.max_new_tokens,
             top_k=self.top_k,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from toque.config.schema_methods import AdapterConfig
@@ -17,6 +16,7 @@ from toque.models.lora.adapter_files import (
     read_config,
     refuse_another_base,
 )
+from toque.models.lora.layers import ADAPTER
 from toque.storage.atomic import sha256_of
 from toque.user_paths import named_path
 
@@ -49,17 +49,22 @@ def with_values_of_start(adapter: AdapterConfig) -> AdapterConfig:
     if folder is None:
         return adapter
     config = read_config(folder)
-    if config.rank_pattern or config.alpha_pattern:
+    has_other_layers = config.layers_to_transform or config.exclude_modules
+    is_pattern = isinstance(config.target_modules, str)
+    has_own_ranks = config.rank_pattern or config.alpha_pattern
+    has_both = config.use_dora and config.use_rslora
+    if has_own_ranks or has_other_layers or is_pattern or has_both:
         raise ConfigError(
-            f"The adapter {folder} has different ranks or scales for some layers, so it cannot be "
-            "continued. Export it as a complete model, and start from this model."
+            f"The adapter {folder} selects its layers by a pattern, or has different ranks or "
+            "scales for some of them, so it cannot be continued. Export it as a complete model, "
+            "and start from this model."
         )
     kind = "dora" if config.use_dora else "rslora" if config.use_rslora else "lora"
     values = {
         "kind": kind,
         "r": config.r,
         "alpha": config.lora_alpha,
-        "target_modules": _targets(config),
+        "target_modules": tuple(sorted(config.target_modules)),
     }
     for name in (adapter.model_fields_set | {"kind"}) & values.keys():
         value = getattr(adapter, name)
@@ -72,25 +77,26 @@ def with_values_of_start(adapter: AdapterConfig) -> AdapterConfig:
     return adapter.model_copy(update=values)
 
 
-def _targets(config: Any) -> tuple[str, ...]:
-    """Return the names of the adapted layers in order. peft reads them as a set."""
-    names = config.target_modules
-    return (names,) if isinstance(names, str) else tuple(sorted(names))
-
-
 def load_start(model: PreTrainedModel, adapter: AdapterConfig) -> None:
     """Load the weights of the adapter to continue into an attached adapter.
 
     Raises:
+        ConfigError: The adapter trained the rows of other tokens.
         CheckpointError: The weights do not fit the model.
     """
     folder = start_folder(adapter)
     is_outline = any(
         p.device.type == "meta" for p in model.parameters() if p.requires_grad
     )
-    if folder is not None and not is_outline:
-        with torch.no_grad():
-            fill_adapter(model, folder)
+    if folder is None or is_outline:
+        return
+    config: Any = model.peft_config[ADAPTER]
+    if config.trainable_token_indices != read_config(folder).trainable_token_indices:
+        raise ConfigError(
+            f"The adapter {folder} trained the rows of other tokens. Use the tokenizer that it was "
+            "trained with."
+        )
+    fill_adapter(model, folder)
 
 
 def refuse_base_of_other(adapter: AdapterConfig | None, base_hash: str) -> None:

@@ -1,7 +1,7 @@
 // Actions for a run in a studio: stop, continue, train longer, use, share, and delete.
 
 import { at, button, element, say } from "./dom.js";
-import { baseName, duration, linkTo } from "./format.js";
+import { baseName, linkTo } from "./format.js";
 import { editLink, viewFor } from "./models.js";
 import { poll } from "./poll.js";
 import { ask } from "./requests.js";
@@ -103,7 +103,7 @@ export class Controls {
 
   /** Ask for the new length of the run, in place of the actions. */
   #trainLonger(run) {
-    const half = duration(1.5 * run.seconds).replace(" min", " minutes").replace(" s", " seconds").replace(" h", " hours");
+    const half = `${Math.ceil((1.5 * run.seconds) / 60)} minutes`;
     const input = element("input", { type: "text", maxLength: 40, value: half, id: "longer" });
     const form = element("form", { className: "actions" });
     form.append(

@@ -40,7 +40,13 @@ export function open({ query }) {
     if (!at("texts-section").hidden) void upload(chosen); // copied settings have their own files
   });
   at("settings").addEventListener("change", onSetting);
-  at("time").addEventListener("input", debounce(() => void propose()));
+  at("time").addEventListener(
+    "input",
+    debounce(() => {
+      isEdited = false; // the configuration is written again for this time
+      void propose();
+    }),
+  );
   at("name").addEventListener("change", rename);
   at("yaml").addEventListener("input", () => (isEdited = true));
   at("yaml").addEventListener("input", debounce(() => void check()));

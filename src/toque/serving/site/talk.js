@@ -60,6 +60,7 @@ export function open({ names }) {
   show();
   void loadModels(names[0], ({ form }) => form !== "recipes").then((loaded) => {
     models = loaded;
+    if (!at("go")) return; // another view was opened meanwhile
     for (const id of ["go", "question"]) at(id).disabled = !loaded.length;
     at("examples").hidden = !loaded.length;
     explain();
