@@ -154,6 +154,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
         "warnings",
     ),
     "adapter": ("{r: 4}", "losses"),
+    "adapter.start_from": ("no/such/folder", "refusal"),
     "adapter.kind": ("dora", "losses"),
     "adapter.r": ("2", "losses"),
     "adapter.alpha": ("64.0", "losses"),

@@ -204,7 +204,11 @@ def test_a_running_run_is_not_deleted(client, folder):
 
 def test_a_run_of_another_version_is_shown_but_does_not_continue(client, folder):
     run = folder / "runs" / "future"
-    WrittenRun(run, stop_after="400 steps").step(3, loss=2.0)
+    written = WrittenRun(run, stop_after="400 steps")
+    written.step(3, loss=2.0)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    written.lock(ended.pid)
     (run / "config.yaml").write_text("run_dir: runs/future\nflavour: {salt: 1}\n")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"event": "tasted", "step": 4, "salt": []}\n')

@@ -476,13 +476,13 @@ def test_what_is_no_data_in_a_folder_is_named(
         Path(folder, "README.md").write_text("# What this is")
         Path(folder, ".DS_Store").write_bytes(b"\0\0\0\1Bud1\0\0")
         Path(folder, "photo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
-        with zipfile.ZipFile(Path(folder, "old.zip"), "w") as archive:
-            archive.writestr("b.jsonl", "{}")
+        with zipfile.ZipFile(Path(folder, "old.docx"), "w") as archive:
+            archive.writestr("word/document.xml", "<w/>")
         assert main(["init", folder, "--replace"]) == 0
         said = " ".join("".join(capsys.readouterr()).split())
         assert f"Hidden files of {folder} are not read: '.DS_Store'." in said
         assert "photo.png (no text, such as a picture)" in said
-        assert "old.zip (a ZIP archive)" in said
+        assert "old.docx (a Word document (" in said
         as_text = (
             "Files of texts that look like documentation are read as text: 'README.md'."
         )

@@ -43,6 +43,7 @@ from toque.storage.atomic import atomic_folder
 from toque.storage.download import CACHE_VARIABLE, Say, cache_folder
 from toque.storage.json_files import read_json
 from toque.storage.locks import file_lock
+from toque.storage.no_follow import new_file
 
 _MAX_DEPTH: Final = 2
 """Maximum depth of archives in archives. An export of Tandoor has an archive for each recipe."""
@@ -239,7 +240,7 @@ class _Unpacker:
         self._refuse_large(entry.size)
         file = self.folder / f"{self.n_entries:06d}" / _safe_name(parts[-1])
         file.parent.mkdir()
-        with file.open("xb") as target:
+        with new_file(file) as target:
             while chunk := _read(entry.stream):
                 self._refuse_large(len(chunk))
                 self.n_bytes += target.write(chunk)

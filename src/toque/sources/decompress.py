@@ -52,7 +52,6 @@ _UTF_16 = (
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _WORKBOOK = "Export its sheet as CSV first"
 _DOCUMENT = "Save its text as .txt first"
-_PICTURE = "Type its text into a .txt file first"
 _IN_ZIP: dict[tuple[bytes, ...], str] = {
     (
         b"xl/workbook",
@@ -88,9 +87,6 @@ _NOT_READ = {
     b"LZIP\x01": "compressed with lzip. Decompress it first: lzip -d",
     b"\xff\x06\x00\x00sNaPpY": "compressed with Snappy. Decompress it first",
     b"SQLite format 3": "an SQLite database. Export its table as CSV first",
-    b"\x89PNG\r\n": f"a picture. {_PICTURE}",
-    b"\xff\xd8\xff": f"a picture. {_PICTURE}",
-    b"GIF8": f"a picture. {_PICTURE}",
     b"%PDF-": "a PDF document. Extract its text first: pdftotext",
     b"\xd0\xcf\x11\xe0": "an old Office file (.xls, .doc or .ppt). Export it as CSV or .txt first",
     b"{\\rtf": f"an RTF document. {_DOCUMENT}",

@@ -20,7 +20,7 @@ from toque.serving.request_errors import RequestError
 from toque.sources.archives import is_archive
 from toque.sources.decompress import packed_as
 from toque.storage.atomic import link_or_rename
-from toque.storage.no_follow import new_file
+from toque.storage.no_follow import new_file, open_plain
 from toque.studio.workplace import Workplace, file_name
 
 _MAX_UPLOADS: Final = 4
@@ -29,6 +29,7 @@ _RESERVE_BYTES: Final = 256 << 20
 """Space on the disk that uploads leave free."""
 _BLOCK_BYTES: Final = 1 << 20
 """Bytes that are written at a time, in another thread."""
+_PICTURES: Final = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8")
 _PAUSE_SECONDS: Final = 60.0
 """Maximum time without data from the browser."""
 
@@ -97,8 +98,8 @@ class Uploads:
         The same file is stored once.
         """
         name = file_name(name)
-        kind = packed_as(part)
-        if kind and not is_archive(part):
+        kind = _kind_without_text(part)
+        if kind:
             raise RequestError(
                 415, f"{name} is {kind}. It was not saved.", param="name"
             )
@@ -122,6 +123,14 @@ class Uploads:
                 f"{self._workplace.folder} yourself.",
                 headers={"Connection": "close"},
             )
+
+
+def _kind_without_text(part: Path) -> str:
+    """Describe a file that cannot be read, and its conversion. "" for any other file."""
+    with open_plain(part) as file:
+        if file.read(8).startswith(_PICTURES):
+            return "a picture. Type its text into a .txt file"
+    return "" if is_archive(part) else packed_as(part)
 
 
 def _content_length(request: Request) -> int:

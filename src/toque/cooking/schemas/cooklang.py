@@ -20,13 +20,15 @@ _SURE: Final = re.compile(
     rb"(?<![\w.])@[^\W\d_][\w '\-./|\x80-\xff]{0,80}\{=?\s*[\d./-]{1,12}\s*(?:%[^{}%\n]{1,30})?\}"
 )
 """Ingredient with a name and a number, such as @red wine{1/2%cup}."""
-_CODE: Final = re.compile(rb"(?m)[;{]\s*$|^\s*[})\\]")
+_CODE: Final = re.compile(rb"(?m)[;{][ \t]*+$|^[ \t]*+[})\\]")
 """Line of a program or a style sheet."""
 _MAX_CODE: Final = 0.2
 _FRONT_MATTER: Final = re.compile(
     r"\A\s*---[ \t]*\n(.*?\n)---[ \t]*(?:\n|\Z)", re.DOTALL
 )
 _ENTRY: Final = re.compile(r"(?:>>\s*)?([^\s:#-][^:\n]{0,60}):[ \t]*(.*)")
+_PARAGRAPHS: Final = re.compile(r"\n[ \t]*\n")
+_SPACES: Final = re.compile(r"\s{2,}")
 _ITEM: Final = re.compile(r"\s*-\s+(.*)")
 _COMMENT: Final = re.compile(r"(?m)(?:^|(?<=\s))--(?!-)[ \t]*(.*)$")
 _KEYS: Final = {
@@ -70,7 +72,7 @@ def record_of_cooklang(text: str, name: str) -> dict[str, Any]:
     text = _COMMENT.sub("", text)
 
     parts = _Parts()
-    for paragraph in re.split(r"\n[ \t]*\n", text):
+    for paragraph in _PARAGRAPHS.split(text):
         parts.add(paragraph, metadata)
     record = {_KEYS.get(key.lower(), key): value for key, value in metadata.items()}
     title = record.get("title") or name
@@ -157,7 +159,7 @@ class _Parts:
 
     def _add_step(self, lines: list[str]) -> None:
         if text := self._plain(" ".join(lines)).strip():
-            self.steps.append(re.sub(r"\s{2,}", " ", text))
+            self.steps.append(_SPACES.sub(" ", text))
 
     def _plain(self, text: str) -> str:
         return _MARKED.sub(self._replace, text)
