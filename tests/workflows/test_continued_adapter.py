@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import toque
-from fixtures.kitchens import TINY, StopAt, kitchen_in
-from tiny import shape_of
+from fixtures.kitchens import TINY, StopAt, start_model
 from toque.errors import CheckpointError, ConfigError
 from toque.models.loading.model_export import sample_logits
 from toque.models.loading.pretrained import load_with_adapter
@@ -24,16 +23,9 @@ from toque.workflows.prepared_store import open_store
 def begun(request: pytest.FixtureRequest, tmp_path_factory: Any) -> toque.RunConfig:
     """A base, and the settings of a run that trains an adapter on it."""
     folder = tmp_path_factory.mktemp(request.param)
-    model = {
-        "family": request.param,
-        "tokenizer": "trained:512",
-        "shape": shape_of(
-            request.param, positions=512, width=16, layers=1, heads=2, dropout=0.1
-        ),
-    }
-    toque.train(kitchen_in(folder, model=model))
+    model = start_model(folder, request.param)
     config = toque.configure(
-        TINY | {"model": {"family": "auto", "start_from": str(folder / "run" / "model")}},
+        TINY | {"model": {"family": "auto", "start_from": str(model)}},
         run_dir=str(folder / "first"),
         adapter={"r": 4},
         data={"sources": [{"path": str(folder / "a.jsonl")}],

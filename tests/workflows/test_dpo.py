@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import toque
-from fixtures.kitchens import TINY, StopAt, kitchen_in
-from tiny import shape_of
+from fixtures.kitchens import TINY, StopAt, start_model
 from toque.config.resolve import load_config
 from toque.errors import ConfigError
 from toque.evaluation.reference_nats import RECORD, REFERENCE
@@ -25,20 +24,6 @@ ROWS = [
     for n in range(40)
 ]
 DPO = {"kind": "dpo", "beta": 0.3}
-
-
-def start_model(folder: Path, family: str) -> Path:
-    """The model of a run of three updates over recipes."""
-    model = {
-        "family": family,
-        "tokenizer": "trained:512",
-        "shape": shape_of(
-            family, positions=512, width=16, layers=1, heads=2, dropout=0.1
-        ),
-    }
-    config = kitchen_in(folder, model=model)
-    toque.train(config)
-    return folder / "run" / "model"
 
 
 @pytest.fixture(scope="module", params=["gpt2", "t5"])

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import final
 
-from toque.runs.places import is_run
+from toque.runs.places import RunFinder
 from toque.serving.request_errors import RequestError
 from toque.storage.atomic import move_into
 from toque.studio.workplace import Workplace
@@ -34,13 +34,14 @@ class Trash:
 
     def contents(self) -> list[dict[str, str]]:
         """List the ids and names of the runs in the trash, the newest first."""
-        depths = ("*/*/*/*/", "*/*/*/", "*/*/")  # as deep as runs are searched
-        folders = [folder for depth in depths for folder in self._folder.glob(depth)]
-        runs = [folder for folder in folders if is_run(folder)]
-        runs.sort(key=lambda run: -run.parents[0].stat().st_mtime)
-        names = [run.relative_to(self._folder) for run in runs]
+        folders = [
+            folder for folder in self._folder.glob("*/") if not folder.is_symlink()
+        ]
+        folders.sort(key=lambda folder: -folder.stat().st_mtime)
         return [
-            {"id": name.parts[0], "run": "/".join(name.parts[1:])} for name in names
+            {"id": folder.name, "run": run}
+            for folder in folders
+            for run in RunFinder(folder).places()
         ]
 
     def empty(self) -> None:

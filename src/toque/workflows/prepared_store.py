@@ -20,7 +20,7 @@ from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer, tokenizer_h
 from toque.errors import ConfigError, DataError, argument
 from toque.models.config_values import short_positions
 from toque.models.loading.hub import find_local_folder, resolve_folder
-from toque.models.loading.model_folder import read_config_json
+from toque.models.loading.model_folder import describe_adapter, read_config_json
 from toque.reporter import ProgressSink, no_progress
 from toque.sources.archives import unpack_archives
 from toque.sources.file_kinds import FileJudge
@@ -56,11 +56,7 @@ def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
         folder = resolve_folder(config.model.start_from)
         if not (folder / "config.json").is_file():
             if (folder / "adapter_config.json").is_file():
-                raise ConfigError(
-                    f"model.start_from is {config.model.start_from}, which contains an adapter. "
-                    "Set it to the model that the adapter was trained on. To continue the "
-                    "training of the adapter, also set adapter.start_from to this folder."
-                )
+                raise ConfigError(describe_adapter(folder))
             raise ConfigError(
                 f"model.start_from is {config.model.start_from}, which has no config.json. Name a "
                 "complete Hugging Face model folder."

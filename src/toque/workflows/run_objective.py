@@ -78,8 +78,8 @@ def check_start_weights(
     """Return the check of the start weights, if they are the reference of `kl`."""
     if not config.objective.kl:
         return ()
-    sha256 = placed.base_sha256 or base_sha256(placed.model)
-    sha256 = start_hash(config.adapter, sha256) or sha256
+    # Without an adapter, all weights are the start.
+    sha256 = start_hash(config.adapter, placed.base_sha256) or base_sha256(placed.model)
     return (StartWeights(config.model.start_from, sha256),)
 
 

@@ -32,16 +32,13 @@ _SPACES: Final = re.compile(r"\s{2,}")
 _ITEM: Final = re.compile(r"\s*-\s+(.*)")
 _COMMENT: Final = re.compile(r"(?m)(?:^|(?<=\s))--(?!-)[ \t]*(.*)$")
 _KEYS: Final = {
-    "serves": "servings",
-    "yield": "servings",
     "time required": "minutes",
-    "time": "minutes",
     "duration": "minutes",
     "time.prep": "prep time",
     "time.cook": "cook time",
     "course": "category",
 }
-"""Canonical keys of the specification, with the names of our fields."""
+"""Canonical keys of the specification that `columns` does not know, with names that it knows."""
 _OURS: Final = ("ingredients", "steps", "notes", "comments", "timers")
 _BLOCK_SIGNS: Final = ("|", ">", "|-", ">-", "|+", ">+")
 """Signs in YAML that the value follows in the next lines."""

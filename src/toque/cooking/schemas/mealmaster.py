@@ -31,11 +31,7 @@ _MAX_PREFACE: Final = 4000
 _TEXT_AT: Final = 11
 _SECOND_AT: Final = range(38, 43)
 """Possible columns, from 0, of the beginning of a second ingredient."""
-_NAMES: Final = {
-    "yield": "servings",
-    "servings": "servings",
-    "categories": "categories",
-}
+_NAMES: Final = ("title", "categories", "yield", "servings")
 
 
 def is_mealmaster(start: bytes) -> bool:
@@ -57,14 +53,9 @@ def record_of_mealmaster(text: str) -> dict[str, Any]:
     begin = next((n for n, line in enumerate(lines) if _BEGIN.match(line.encode())), 0)
     body.rest = [line.strip() for line in lines[:begin] if line.strip()]
     for line in lines[begin + 1 :]:
-        entry = _ENTRY.fullmatch(line)
-        if (
-            entry
-            and not body.has_begun
-            and entry[1].strip().lower() in ("title", *_NAMES)
-        ):
-            key = entry[1].strip().lower()
-            record[_NAMES.get(key, key)] = entry[2].strip()
+        entry = None if body.has_begun else _ENTRY.fullmatch(line)
+        if entry and (key := entry[1].strip().lower()) in _NAMES:
+            record[key] = entry[2].strip()
         else:
             body.add(line)
     body.end()

@@ -68,8 +68,6 @@ def record_of_recipeml(text: str) -> dict[str, Any] | str:
             continue
         if part.tag == "categories":
             record["categories"] = [_text(cat) for cat in part.iter("cat")]
-        elif part.tag == "yield":
-            record["servings"] = _text(part)
         else:
             earlier = [record[part.tag]] if record.get(part.tag) else []
             record[part.tag] = "\n".join([*earlier, _text(part)])

@@ -83,12 +83,9 @@ class CausalDecoding:
         self, known: Prefix, prompt: Sequence[int], place: tuple[int, slice]
     ) -> None:
         """Compute the keys and values of a prompt after its known prefix, and store all of them."""
-        # At least one token is computed, so that each layer stores its keys and values.
-        length = min(known.length, len(prompt) - 1)
         device = self.core.device
-        tokens = torch.tensor([prompt[length:]], device=device)
-        positions = torch.arange(length, len(prompt), device=device)[None]
-        known = Prefix(known.states, length)
+        tokens = torch.tensor([prompt[known.length :]], device=device)
+        positions = torch.arange(known.length, len(prompt), device=device)[None]
         plan = _CachedAttention(self.cache, [place], known=known)
         with attending_by(self._configs, NAME, plan):
             decoder_hidden_states(self.core, tokens, positions)

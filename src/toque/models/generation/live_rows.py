@@ -106,11 +106,7 @@ class _Row:
     token: int
     """Newest token, which the next step reads."""
     ngrams: Ngrams
-    read: frozenset[int] = frozenset()
-    """Tokens of the prompt for the repetition penalty."""
     answer: list[int] = field(default_factory=list)
-    counts: Counter[int] = field(default_factory=Counter)
-    """Number of times each token is in the answer."""
     logprobs: Logprobs = _NO_LOGPROBS
     """Requested logprobs of the newest token."""
 
@@ -199,9 +195,7 @@ class LiveRows:
         first_tokens = self._decoding.admit([order.prompt for order in orders])
         for order, token in zip(orders, first_tokens, strict=True):
             ngrams = Ngrams(order.options.no_repeat_ngram_size)
-            # The decoder of an encoder-decoder does not read the prompt.
-            read = frozenset(() if self._is_encoder_decoder else order.prompt)
-            self._rows.append(_Row(order, token, ngrams, read))
+            self._rows.append(_Row(order, token, ngrams))
 
     @torch.inference_mode()
     def read(self, order: Order) -> list[NewToken]:
@@ -240,7 +234,6 @@ class LiveRows:
         finished = []
         for index, row in enumerate(self._rows):
             row.answer.append(row.token)
-            row.counts[row.token] += 1
             row.ngrams.add(row.answer)
             if len(row.answer) <= len(row.order.prefix):
                 continue
@@ -263,8 +256,8 @@ class LiveRows:
 
     def _drop(self, index: int) -> None:
         """Remove a row. The last live row takes its index."""
-        row = self._rows[index]
-        if isinstance(self._decoding, CausalDecoding):
+        if isinstance(self._decoding, CausalDecoding) and self.prefixes is not None:
+            row = self._rows[index]
             # The newest token was not read yet.
             tokens = [*row.order.prompt, *row.answer][:-1]
             self._decoding.keep(index, tokens)
@@ -298,7 +291,7 @@ class LiveRows:
             rows = [self._rows[index] for index in indices]
             logits = self._logits(_select_rows(hidden, indices))
             _mask_forms(logits, rows)
-            _change_logits(logits, rows)
+            _change_logits(logits, rows, reads_prompt=not self._is_encoder_decoder)
             _mask_repetitions(logits, rows)
             for row, token in zip(rows, _sample(logits, rows), strict=True):
                 row.token = token
@@ -343,8 +336,11 @@ def _mask_forms(logits: Tensor, rows: Sequence[_Row]) -> None:
         mask_logits(logits, constrained)
 
 
-def _change_logits(logits: Tensor, rows: Sequence[_Row]) -> None:
-    """Add the biases to logits [n, V], and subtract the penalties."""
+def _change_logits(logits: Tensor, rows: Sequence[_Row], *, reads_prompt: bool) -> None:
+    """Add the biases to logits [n, V], and subtract the penalties.
+
+    The repetition penalty also counts the prompt if the decoder reads it.
+    """
     for row, values in zip(rows, logits, strict=True):
         options = row.order.options
         if not options.changes_logits:
@@ -353,14 +349,15 @@ def _change_logits(logits: Tensor, rows: Sequence[_Row]) -> None:
             biased = list(options.logit_bias)
             values[biased] += values.new_tensor(list(options.logit_bias.values()))
         if options.repetition_penalty != 1.0:
-            seen = list(row.read | row.counts.keys())
+            prompt = row.order.prompt if reads_prompt else ()
+            seen = list({*row.answer, *prompt})
             logs, penalty = values[seen], options.repetition_penalty
             values[seen] = torch.where(logs > 0, logs / penalty, logs * penalty)
-        if row.counts and (options.presence_penalty or options.frequency_penalty):
-            used = list(row.counts)
-            counts = values.new_tensor(list(row.counts.values()))
+        if row.answer and (options.presence_penalty or options.frequency_penalty):
+            uses = Counter(row.answer)
+            counts = values.new_tensor(list(uses.values()))
             penalties = options.presence_penalty + options.frequency_penalty * counts
-            values[used] -= penalties
+            values[list(uses)] -= penalties
 
 
 def _mask_repetitions(logits: Tensor, rows: Sequence[_Row]) -> None:

@@ -53,8 +53,12 @@ class PrefixCache:
         """Number of tokens that were not prefilled again."""
 
     def find(self, prompt: Sequence[int]) -> Prefix | None:
-        """Return the longest stored beginning of a prompt, without the prompt's last token."""
-        ids = np.asarray(prompt[:-1], np.int64)
+        """Return the longest stored beginning of a prompt, without its last two tokens.
+
+        The first step reads the last token. The token before it is always computed, so that each
+        layer stores its keys and values.
+        """
+        ids = np.asarray(prompt[:-2], np.int64)
         best: _Entry | None = None
         length = MIN_TOKENS - 1
         for entry in self._entries:

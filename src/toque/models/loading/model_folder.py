@@ -35,6 +35,15 @@ _SMALL = re.compile(r".*_(?:eps|epsilon)")
 _DAMAGED: Final = "It is damaged or malicious. Copy the model from its source again."
 
 
+def describe_adapter(folder: Path) -> str:
+    """Describe an adapter that `model.start_from` names in place of a model, and the remedy."""
+    return (
+        f"{folder} contains an adapter, not a model. Set model.start_from to the model that the "
+        "adapter was trained on. To continue its training, also set adapter.start_from to this "
+        "folder."
+    )
+
+
 def read_config_json(folder: Path) -> dict[str, Any]:
     """Read a model's config.json. Raise a CheckpointError if it is not a readable object."""
     refuse_endless_files(folder)

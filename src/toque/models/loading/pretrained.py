@@ -45,6 +45,7 @@ from toque.models.loading.hub import resolve_folder
 from toque.models.loading.model_folder import (
     StoredWeights,
     check_config,
+    describe_adapter,
     read_config_json,
     stored_weights,
     too_few_weights,
@@ -140,11 +141,7 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
 def _check_folder_kind(folder: Path) -> None:
     """Raise a ConfigError if a folder contains an adapter, or no model."""
     if is_adapter_folder(folder):
-        raise ConfigError(
-            f"{folder} contains an adapter, not a model. Set model.start_from to the model that "
-            "the adapter was trained on. To continue its training, also set adapter.start_from to "
-            "this folder."
-        )
+        raise ConfigError(describe_adapter(folder))
     # transformers would silently add the adapter to the model.
     if (folder / ADAPTER_CONFIG).exists():
         raise ConfigError(

@@ -105,8 +105,7 @@ class ModelToTrain:
             return self.new()
         model = load_model(self.section.start_from, family=self.section.family)
         self.adapt(model)
-        if self.adapter is not None and self.adapter.start_from is not None:
-            refuse_base_of_other(self.adapter, base_sha256(model))
+        refuse_base_of_other(self.adapter, lambda: base_sha256(model))
         return model
 
     def base(self) -> AdaptedBase:
@@ -126,7 +125,7 @@ class ModelToTrain:
         if self.adapter is not None:
             frozen_format = FrozenFormat(dtype, self.adapter.quantize_base)
             model, base_hash = self.base().placed(frozen_format, device)
-            refuse_base_of_other(self.adapter, base_hash)
+            refuse_base_of_other(self.adapter, lambda: base_hash)
             return model, base_hash
         model = self.in_float32()
         model.to(device)  # type: ignore[arg-type]  # transformers annotates it away

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,13 @@ def load_start(model: PreTrainedModel, adapter: AdapterConfig) -> None:
     fill_adapter(model, folder)
 
 
-def refuse_base_of_other(adapter: AdapterConfig | None, base_hash: str) -> None:
+def refuse_base_of_other(
+    adapter: AdapterConfig | None, base_hash: Callable[[], str]
+) -> None:
     """Raise a CheckpointError if the adapter to continue was trained on another base."""
     folder = None if adapter is None else start_folder(adapter)
     if folder is not None:
-        refuse_another_base(folder, lambda: base_hash)
+        refuse_another_base(folder, base_hash)
 
 
 def start_hash(adapter: AdapterConfig | None, base_hash: str | None) -> str | None:
