@@ -23,6 +23,7 @@ WORDS = ["salt", "pepper", "onion", "garlic", "butter", "flour", "sugar", "egg"]
 GRPO = {"kind": "grpo", "rewards": {"kitchen_rewards:has_word": 1.0}, "samples": 8}
 MODULE = """
 import math
+import numpy as np
 
 def has_word(prompts, texts, references):
     return [float(p.split()[-1] in t.split()) for p, t in zip(prompts, texts)]
@@ -40,7 +41,19 @@ def nothing(prompts, texts, references):
     return None
 
 def words(prompts, texts, references):
-    return ["good"] * len(texts)
+    return ["1.0"] * len(texts)
+
+def nones(prompts, texts, references):
+    return [0.5, None] * (len(texts) // 2)
+
+def nested(prompts, texts, references):
+    return [[1.0]] * len(texts)
+
+def mapped(prompts, texts, references):
+    return {n: 1.0 for n, _ in enumerate(texts)}
+
+def scalar(prompts, texts, references):
+    return np.array(1.0)
 
 def nan(prompts, texts, references):
     return [math.nan] + [1.0] * (len(texts) - 1)
@@ -205,17 +218,13 @@ def test_penalty_measures_the_divergence(begun):
 
 
 @one_family
-def test_constant_reward_changes_nothing_and_says_so(begun):
+def test_constant_reward_ends_the_run(begun):
     constant = {"rewards": {"kitchen_rewards:constant": 1.0}, "samples": 2}
-    length = {"stop_after": "11 steps", "batch": "2 examples"}
-    run = train(begun, "constant", objective=constant, train=length)
-    assert all(step["equal_groups"] == 1.0 for step in steps_of(run))
-    events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    (warning,) = [event for event in events if event["event"] == "warning"]
-    assert (warning["step"], "rewards change nothing" in warning["message"]) == (
-        10,
-        True,
-    )
+    length = {"batch": "2 examples", "save_every": "4 steps"}
+    for _ in range(2):  # the second continues from update 8
+        with pytest.raises(ConfigError, match=r"first 10 updates .*mean is 1\)"):
+            train(begun, "constant", objective=constant,
+                  train=length | {"stop_after": "20 steps"})  # fmt: skip
 
 
 @one_family
@@ -236,12 +245,16 @@ def test_best_and_worst_text_of_an_update_are_samples(begun):
     [
         ("too_few", "returned 1 numbers for 64 texts"),
         ("nothing", "returned NoneType instead of a list of numbers"),
-        ("words", "returned list instead of a list of numbers"),
-        ("nan", "returned nan"),
+        ("words", "returned '1.0' for text 1. It must"),
+        ("nones", "returned None for text 2. It must"),
+        ("nested", r"returned \[1\.0\] for text 1. It must"),
+        ("mapped", "returned dict instead of a list of numbers"),
+        ("scalar", "returned ndarray instead of a list of numbers"),
+        ("nan", "returned nan for text 1. It must"),
         ("broken", "failed with KeyError: 'salt'"),
         ("leaving", "failed with SystemExit: 0"),
         ("huge", "absolute value may be at most"),
-        ("long", "returned list instead of a list of numbers"),
+        ("long", "returned 1000.* for text 1. It must"),
         ("missing", "which cannot be imported"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -108,25 +110,51 @@ def _call(
             "and run the same command to continue."
         ) from error
 
-    values: Floats = np.zeros(())  # not a list
-    with suppress(TypeError, ValueError, OverflowError, RuntimeError):
-        values = np.asarray(result, np.float64)
-    problem = ""
-    first = 0
-    if values.ndim != 1:
-        problem = f"returned {type(result).__name__} instead of a list of numbers"
-    elif len(values) != len(texts):
-        problem = f"returned {len(values)} numbers for {len(texts)} texts"
-    elif not np.isfinite(values).all():
-        first = int(np.flatnonzero(~np.isfinite(values))[0])
-        problem = f"returned {values[first]}"
+    values, problem = _to_numbers(result, len(texts))
     if problem:
+        first = min(len(values), len(texts) - 1)
         raise ConfigError(
             f"The reward {name} {problem}. It must return a list with one finite number for each "
             f"text. {_show(prompts[first], texts[first])} Correct the function, and run the same "
             "command to continue."
         )
-    return values
+    return np.array(values)
+
+
+def _to_numbers(result: object, n_texts: int) -> tuple[list[float], str]:
+    """Convert what a function returned.
+
+    Returns:
+        The numbers before the first element that is not a finite number, and an error message. The
+        message is empty if every element is finite and the length is right.
+    """
+    if isinstance(result, str | bytes | Mapping | AbstractSet) or not isinstance(
+        result, Iterable
+    ):
+        return [], f"returned {type(result).__name__} instead of a list of numbers"
+    values: list[float] = []
+    try:
+        for element in result:
+            value = _to_number(element)
+            if value is None:
+                shown = repr(element)[:_SHOWN]
+                return values, f"returned {shown} for text {len(values) + 1}"
+            values.append(value)
+    except (TypeError, RuntimeError):  # an array or tensor without a dimension
+        return [], f"returned {type(result).__name__} instead of a list of numbers"
+    if len(values) != n_texts:
+        return [], f"returned {len(values)} numbers for {n_texts} texts"
+    return values, ""
+
+
+def _to_number(element: Any) -> float | None:
+    """Convert a finite number, or a boolean. Return None for anything else."""
+    if isinstance(element, str | bytes) or np.ndim(element):
+        return None
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        number = float(element)
+        return number if math.isfinite(number) else None
+    return None
 
 
 def _show(prompt: str, text: str) -> str:

@@ -392,7 +392,8 @@ def test_the_address_comes_from_the_environment_or_the_setting(monkeypatch):
 
 
 def rewarded(step, *, equal):
-    return replace(update(step), measured={"equal_groups": torch.tensor(equal)})
+    measured = {"equal_groups": torch.tensor(equal), "reward": torch.tensor(0.25)}
+    return replace(update(step), measured=measured)
 
 
 def test_ten_updates_with_equal_rewards_cause_one_warning(warn, warnings):
@@ -408,12 +409,21 @@ def test_ten_updates_with_equal_rewards_cause_one_warning(warn, warnings):
 
 def test_equal_rewards_are_counted_across_a_restart(warn, warnings):
     first, second = EqualRewards(warn=warn), EqualRewards(warn=warn)
-    for step in range(1, 7):
-        first.on_step(rewarded(step, equal=1.0))
+    for step in range(1, 8):
+        first.on_step(rewarded(step, equal=0.5 if step == 1 else 1.0))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for step in range(7, 11):
+    for step in range(8, 12):
         second.on_step(rewarded(step, equal=1.0))
-    assert [step for step, _ in warnings] == [10]
+    assert [step for step, _ in warnings] == [11]
+
+
+def test_equal_rewards_from_the_start_end_the_run(warn, warnings):
+    watch = EqualRewards(warn=warn)
+    for step in range(1, 10):
+        watch.on_step(rewarded(step, equal=1.0))
+    with pytest.raises(ConfigError, match=r"first 10 updates .*mean is 0\.25"):
+        watch.on_step(rewarded(10, equal=1.0))
+    assert not warnings
 
 
 @pytest.mark.parametrize(

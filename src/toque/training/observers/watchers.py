@@ -468,11 +468,18 @@ class Overfitting(Callback):
         self._warned = flag_in(state, "warned")
 
 
+_MORE_VARIED: Final = (
+    "Generate more texts per prompt (objective.samples), generate more varied texts "
+    "(objective.temperature), or use a finer reward (objective.rewards) that also differs between "
+    "bad texts"
+)
+
+
 @dataclass(eq=False)
 class EqualRewards(Callback):
     """Callback that warns if the texts of each prompt had equal rewards for `updates` updates.
 
-    After a recovery it can warn again.
+    If these are the first updates, the run ends. After a recovery it can warn again.
     """
 
     warn: Warn
@@ -481,19 +488,29 @@ class EqualRewards(Callback):
     """Updates in a row in which all prompts had equal rewards."""
 
     def on_step(self, info: StepInfo) -> None:
-        """Count the update, and warn when the count reaches `updates`."""
+        """Count the update, and warn when the count reaches `updates`.
+
+        Raises:
+            ConfigError: The rewards were equal in every update of the run.
+        """
         if float(info.measured["equal_groups"]) < 1.0:
             self._n_equal = 0
             return
         self._n_equal += 1
-        if self._n_equal == self.updates:
-            self.warn(
-                info.progress,
-                f"the texts of each prompt had equal rewards in the last {self.updates} updates, "
-                "so the rewards change nothing. Generate more texts per prompt "
-                "(objective.samples), generate more varied texts (objective.temperature), or use "
-                "a finer reward (objective.rewards) that also differs between bad texts",
+        if self._n_equal != self.updates:
+            return
+        if info.progress.step == self.updates:
+            raise ConfigError(
+                "The texts of each prompt had equal rewards in all of the first "
+                f"{self.updates} updates (the last mean is {float(info.measured['reward']):g}), "
+                f"so the model learned nothing. {_MORE_VARIED}. A "
+                "run cannot continue with other rewards, so start a new one."
             )
+        self.warn(
+            info.progress,
+            f"the texts of each prompt had equal rewards in the last {self.updates} updates, so "
+            f"the rewards change nothing. {_MORE_VARIED}",
+        )
 
     def state_dict(self) -> State:
         """Return the count, so that a continued run warns at the same update."""
