@@ -401,6 +401,7 @@ def export(
     form: Annotated[str, Parameter(name="--format")] = "hf",
     dtype: str | None = None,
     push_to: str | None = None,
+    packages: str | None = None,
 ) -> None:
     """Export a model for other programs, and compare the exported model with the original.
 
@@ -410,18 +411,28 @@ def export(
         run_or_model: folder of a run, a checkpoint, a model or an adapter.
         to: the folder to write.
         step: export the checkpoint or best model of this step. Default: the finished model.
-        form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; or adapter, a folder
-            that peft loads together with the base model.
+        form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; onnx, files for
+            onnxruntime; web, a page that generates texts in a browser, also on a phone, without a
+            server or network; or adapter, a folder that peft loads together with the base model.
         dtype: type of the weights: f32 (default), bf16 or f16. With --format gguf: f16 (default),
-            f32, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
+            f32, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. With onnx or web: f32, f16 (default of web)
+            or int8.
         push_to: repository on the Hugging Face hub, owner/name, for an upload of the result after
             the comparison.
+        packages: with --format web, a folder node_modules with the JavaScript packages of the page,
+            for use without internet. Default: they are downloaded once.
     """
     from toque.workflows.export import export as workflow
 
     with ConsoleReporter().working(f"writing {to}, reading it back and comparing"):
         result = workflow(
-            run_or_model, to, step=step, form=form, dtype=dtype, push_to=push_to
+            run_or_model,
+            to,
+            step=step,
+            form=form,
+            dtype=dtype,
+            push_to=push_to,
+            packages=packages,
         )
     print(result)
 

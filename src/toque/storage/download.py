@@ -65,7 +65,9 @@ class _Record(msgspec.Struct):
 
 
 def cache_folder(
-    kind: Literal["sources", "archives", "measured", "runs", "models", "objects"],
+    kind: Literal[
+        "sources", "archives", "measured", "runs", "models", "objects", "packages"
+    ],
 ) -> Path:
     """Return the cache folder for a kind of file."""
     root = os.environ.get(CACHE_VARIABLE)

@@ -43,15 +43,22 @@ if TYPE_CHECKING:
     from toque.models.gguf.gguf_export import ExportedGguf
     from toque.models.gguf.gguf_vocabulary import PromptTokens
     from toque.models.loading.model_export import Exported
+    from toque.models.onnx.onnx_export import ExportedOnnx
 
-DEFAULT_DTYPES = {"hf": "f32", "gguf": "f16", "adapter": "f32"}
+DEFAULT_DTYPES = {
+    "hf": "f32",
+    "gguf": "f16",
+    "onnx": "f32",
+    "web": "f16",
+    "adapter": "f32",
+}
 _SAMPLE = (
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
     {"role": "user", "content": "And then?"},
 )
 """Conversation with which chat templates are compared."""
-N_PROMPTS = 20
+_N_PROMPTS = 20
 """Number of prompts with which the exported file and the model are compared."""
 _MODELFILE = """# ollama create {name} -f Modelfile
 FROM ./{file}
@@ -80,7 +87,8 @@ def export(
     form: str = "hf",
     dtype: str | None = None,
     push_to: str | None = None,
-) -> Exported | ExportedGguf:
+    packages: str | Path | None = None,
+) -> Exported | ExportedGguf | ExportedOnnx:
     """Write a model for other programs. Read it back and compare it with the original.
 
     Args:
@@ -88,9 +96,14 @@ def export(
         to: A new folder for the export.
         step: Step of a run's checkpoint or best model. None means the finished model.
         form: hf (a Hugging Face folder with the adapter merged), gguf (a file for llama.cpp and
-            Ollama), or adapter (a folder for peft, without its base).
-        dtype: Type of the weights: f32, bf16 or f16, and for gguf also q8_0, q5_1, q5_0, q4_1 or
-            q4_0. None means f32 for hf and f16 for gguf.
+            Ollama), onnx (files for onnxruntime, Optimum and transformers.js), web (a page that
+            generates texts in a browser, without a server), or adapter (a folder for peft, without
+            its base).
+        dtype: Type of the weights: f32, bf16 or f16, for gguf also q8_0, q5_1, q5_0, q4_1 or q4_0,
+            and for onnx and web f32, f16 or int8. None means f16 for gguf and web, and f32 for hf
+            and onnx.
+        packages: web: a folder node_modules with the JavaScript packages. None means that they are
+            downloaded once.
         push_to: A repository on the hub, owner/name, that receives a copy of the verified export.
             A new repository is private.
 
@@ -118,11 +131,18 @@ def export(
         card = _convert_front_matter(original_card, form)
         record = read_record(folder)
         dtype = dtype or DEFAULT_DTYPES[form]
-        exported: Exported | ExportedGguf
+        exported: Exported | ExportedGguf | ExportedOnnx
         if form == "hf":
             exported = _export_hf(source, target, dtype, card, record)
         elif form == "gguf":
             exported = _export_gguf(source, target, dtype.lower(), card, record)
+        elif form in ("onnx", "web"):
+            with needing("onnx", f"The format {form}"):
+                from toque.workflows.export_onnx import export_onnx, open_page
+            page = None
+            if form == "web":
+                page = open_page(target.name, record, packages)
+            exported = export_onnx(source, target, dtype, card, record, page)
         else:
             from toque.models.loading.model_export import export_adapter  # loads torch
 
@@ -230,7 +250,7 @@ def _export_hf(
         return _compare_chat_templates(tokenizer, exported)
 
     codec = open_codec(source, record)
-    encoder = _has_encoder(source)
+    encoder = has_encoder(source)
     files, portable = model_files(codec, record, encoder=encoder)
     card = with_usage(
         card,
@@ -320,7 +340,7 @@ def _encode_sample(folder: Path) -> list[int] | None:
     return None
 
 
-def _has_encoder(source: Path) -> bool:
+def has_encoder(source: Path) -> bool:
     """Return whether a model is an encoder-decoder. For an adapter, look at its base."""
     from toque.models.loading.from_scratch import config_in
     from toque.models.lora.adapter_files import is_adapter_folder, read_config
@@ -342,7 +362,7 @@ def _export_gguf(
         )
     codec = open_codec(source, record)
     find_chat_template(codec, record)  # also lets texts end at the end of a turn
-    encoder = _has_encoder(source)
+    encoder = has_encoder(source)
     family: FamilyKind = "encoder-decoder" if encoder else "decoder"
     begin, end = generation_bounds(codec, family, record.form)
     # A line break ends a decoder's prompt, unless the model continues the prompt.
@@ -358,10 +378,6 @@ def _export_gguf(
     )
 
     template = chat_template(record, template_text(codec.settings), ends=ends)
-    prompts = [
-        write_prompt(recipe.title, recipe.ingredients)
-        for recipe in recipes(N_PROMPTS, 0)
-    ]
     modelfile = _MODELFILE.format(
         name=to.name,
         file=file,
@@ -374,9 +390,20 @@ def _export_gguf(
         kind=kind,
         tokenizer_json=codec.tokenizer_json,
         tokens=_prompt_tokens(codec, begin, template, encoder=encoder),
-        prompts=[prompt_ids(codec, text, family, record.form) for text in prompts],
+        prompts=list(sample_prompts(codec, family, record).values()),
         files={"README.md": usage, "Modelfile": modelfile},
     )
+
+
+def sample_prompts(
+    codec: Codec, family: FamilyKind, record: Provenance
+) -> dict[str, list[int]]:
+    """Encode the prompts with which the exported file and the model are compared."""
+    texts = [
+        write_prompt(recipe.title, recipe.ingredients)
+        for recipe in recipes(_N_PROMPTS, 0)
+    ]
+    return {text: prompt_ids(codec, text, family, record.form) for text in texts}
 
 
 def _prompt_tokens(

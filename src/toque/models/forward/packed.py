@@ -460,7 +460,13 @@ def position_bias(attention: T5Attention, length: int) -> Tensor:
     The backward pass of the transformers function adds T * T rows. For 508 positions on two Zen 5
     cores it takes 12 ms; the backward pass of this function takes 2 ms.
     """
-    distances = torch.arange(1 - length, length)
+    values = bias_by_distance(attention, torch.arange(1 - length, length))
+    by_distance: Tensor = _ByDistance.apply(values)  # type: ignore[no-untyped-call]
+    return by_distance[None]
+
+
+def bias_by_distance(attention: T5Attention, distances: Tensor) -> Tensor:
+    """Look up the bias [n, H] of distances [n]: position of the key minus position of the query."""
     # The method has neither a public name nor types.
     buckets = attention._relative_position_bucket(  # type: ignore[no-untyped-call]  # noqa: SLF001
         distances,
@@ -468,6 +474,5 @@ def position_bias(attention: T5Attention, length: int) -> Tensor:
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=attention.relative_attention_max_distance,
     )
-    values = attention.relative_attention_bias(buckets)  # [2 T - 1, H]
-    by_distance: Tensor = _ByDistance.apply(values)  # type: ignore[no-untyped-call]
-    return by_distance[None]
+    values: Tensor = attention.relative_attention_bias(buckets)
+    return values

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from toque.errors import CheckpointError, argument
 from toque.models.loading.pretrained import load_model, load_with_adapter
@@ -29,7 +29,7 @@ from toque.models.lora.adapter_files import (
     merge_adapter,
     write_adapter,
 )
-from toque.storage.atomic import atomic_folder, link_or_copy
+from toque.storage.atomic import FolderWriter, atomic_folder, link_or_copy
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -129,26 +129,39 @@ def _write_folder(
             f"{folder} exists and does not contain a model, so it is not replaced. Choose another "
             "folder, or remove this one."
         )
+    try:
+        with atomic_folder(folder) as writer:
+            write(writer.folder)
+            put_files(writer, codec_folder, files)
+            _link_users_files(folder, writer.folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"Cannot write the model to {folder}: {error}. The previous content is unchanged."
+        ) from error
+
+
+def put_files(
+    writer: FolderWriter, codec_folder: Path | None, files: Mapping[str, str]
+) -> None:
+    """Write tokenizer files and texts.
+
+    Args:
+        writer: Writer of the folder.
+        codec_folder: Source of the tokenizer files, if there are any.
+        files: Texts by path in the folder. They replace files from `codec_folder`.
+    """
     tokenizer_files: list[Path] = []
     if codec_folder is not None:
         tokenizer_files.append(codec_folder / _CHAT)
         # Next to another tokenizer.json, these files would describe the wrong tokenizer.
         if "tokenizer.json" not in files:
             tokenizer_files += [codec_folder / name for name in _TOKENIZER_FILES]
-    try:
-        with atomic_folder(folder) as writer:
-            write(writer.folder)
-            for file in tokenizer_files:
-                if file.exists():
-                    writer.put(file.name, file.read_bytes())
-            for path, text in files.items():
-                (writer.folder / path).parent.mkdir(exist_ok=True)
-                writer.put(path, text.encode())
-            _link_users_files(folder, writer.folder)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"Cannot write the model to {folder}: {error}. The previous content is unchanged."
-        ) from error
+    for file in tokenizer_files:
+        if file.exists():
+            writer.put(file.name, file.read_bytes())
+    for path, text in files.items():
+        (writer.folder / path).parent.mkdir(exist_ok=True)
+        writer.put(path, text.encode())
 
 
 def _link_users_files(folder: Path, new: Path) -> None:
@@ -160,22 +173,21 @@ def _link_users_files(folder: Path, new: Path) -> None:
             link_or_copy(path, new / name)
 
 
-def _write_model(
+def write_config(
     model: PreTrainedModel,
     folder: Path,
     *,
     record: Provenance | None,
     end_ids: Sequence[int],
 ) -> None:
-    """Write config.json, generation_config.json and model.safetensors."""
+    """Write config.json and generation_config.json. For the arguments see `save_model`."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.dtype = model.dtype
     head = model.get_parameter("lm_head.weight")
     is_tied = head is cast("nn.Embedding", model.get_input_embeddings()).weight
-    # Only a T5 without scaled outputs does not scale. It must not set the flag that ties.
-    scales_outputs = bool(getattr(config, "scale_decoder_outputs", True))
-    config.tie_word_embeddings = is_tied and scales_outputs
+    # A T5 without scaled outputs must not set the flag that ties.
+    config.tie_word_embeddings = is_tied and scales_outputs(config)
     config.save_pretrained(folder)
 
     if model.generation_config is not None:
@@ -186,11 +198,27 @@ def _write_model(
             folder / "generation_config.json", keys_to_pop=["compile_config"]
         )
 
+
+def scales_outputs(config: PretrainedConfig) -> bool:
+    """Return false only for a T5 that does not multiply its outputs by d_model ** -0.5."""
+    return bool(getattr(config, "scale_decoder_outputs", True))
+
+
+def _write_model(
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    record: Provenance | None,
+    end_ids: Sequence[int],
+) -> None:
+    """Write config.json, generation_config.json and model.safetensors."""
+    write_config(model, folder, record=record, end_ids=end_ids)
     # named_parameters lists a shared tensor once, by the embedding's name, as transformers expects.
     tensors = {name: p.detach() for name, p in model.named_parameters()}
     persistent = set(model.state_dict())
     tensors |= {name: b for name, b in model.named_buffers() if name in persistent}
-    if not scales_outputs:
+    if not scales_outputs(model.config):
+        head = model.get_parameter("lm_head.weight")
         tensors["lm_head.weight"] = head.detach().clone()
     on_cpu = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     save_file(on_cpu, folder / "model.safetensors", metadata={"format": "pt"})

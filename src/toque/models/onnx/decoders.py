@@ -1,0 +1,290 @@
+"""ONNX graphs of decoder-only models, with the names of inputs that other programs expect."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from onnx import ModelProto, TensorProto
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from toque.models.config_values import head_size
+from toque.models.onnx.graph import Graph
+
+
+def decoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
+    """Build the graph of a decoder with a cache of keys and values.
+
+    Inputs: input_ids [batch, tokens], attention_mask [batch, total], position_ids [batch, tokens]
+    and past_key_values.N.key and .value [batch, key heads, past, size]. Outputs: logits
+    [batch, tokens, vocabulary] and present.N.key and .value.
+
+    Args:
+        model: GPT-2, GPT-NeoX, or a model with the layers of Llama. It is on the CPU.
+        kind: Type of the matrices, of `stored_types.TYPES`.
+    """
+    builder = {"gpt2": _Gpt2, "gpt_neox": _Neox}.get(model.config.model_type, _Llama)
+    return builder(model, kind).build()
+
+
+class _Cached(NamedTuple):
+    """Keys and values of a layer, with those of the new tokens."""
+
+    key: str
+    value: str
+
+
+class _Decoder:
+    """Builder of the parts that all decoders share."""
+
+    def __init__(self, model: PreTrainedModel, kind: str) -> None:
+        self.config: Any = model.config
+        self.weights = dict(model.named_parameters(remove_duplicate=False))
+        self.graph = Graph(kind)
+        self.heads: int = self.config.num_attention_heads
+        self.key_heads: int = getattr(self.config, "num_key_value_heads", self.heads)
+        self.size = head_size(self.config)
+        self.mask = ""
+        self.positions = ""
+        # Rows of a tied matrix are looked up, and the head multiplies by it.
+        self.is_tied = (
+            self.weights["lm_head.weight"] is model.get_input_embeddings().weight
+        )
+        rotary = getattr(model.base_model, "rotary_emb", None)
+        self.frequencies: Tensor | None = getattr(rotary, "inv_freq", None)
+
+    def build(self) -> ModelProto:
+        """Build the graph."""
+        g = self.graph
+        ids = g.input("input_ids", ["batch", "tokens"])
+        mask = g.input("attention_mask", ["batch", "total"])
+        self.positions = g.input("position_ids", ["batch", "tokens"])
+        n_layers = self.config.num_hidden_layers
+        shape: list[int | str] = ["batch", self.key_heads, "past", self.size]
+        past = [
+            _Cached(
+                *(
+                    g.input(f"past_key_values.{n}.{part}", shape, TensorProto.FLOAT)
+                    for part in ("key", "value")
+                )
+            )
+            for n in range(n_layers)
+        ]
+        n_past = g.length(past[0].key, 2)
+        total = g.op("Add", n_past, g.length(ids, 1))
+        seen = g.op("And", g.causal_mask(n_past, total), g.padding_mask(mask))
+        self.mask = g.mask_bias(seen)
+
+        x = self.embed(ids)
+        for n, cached in enumerate(past):
+            x, present = self.layer(x, n, cached)
+            for part, value in present._asdict().items():
+                g.output(
+                    value,
+                    f"present.{n}.{part}",
+                    ["batch", self.key_heads, "total", self.size],
+                )
+        logits = self.head(self.final_norm(x))
+        g.output(logits, "logits", ["batch", "tokens", self.config.vocab_size])
+        return g.model(self.config.model_type)
+
+    def embed(self, ids: str) -> str:
+        """Look up the embeddings [batch, tokens, width]."""
+        raise NotImplementedError
+
+    def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
+        """Add layer `n`."""
+        raise NotImplementedError
+
+    def final_norm(self, x: str) -> str:
+        """Add the norm before the head."""
+        raise NotImplementedError
+
+    def head(self, x: str) -> str:
+        """Compute the logits."""
+        name = self.embedding_name if self.is_tied else "lm_head.weight"
+        return self.graph.linear(x, name, self.weights["lm_head.weight"])
+
+    embedding_name = ""
+
+    def linear(self, x: str, name: str) -> str:
+        """Add the linear layer `name`, with its bias if it has one."""
+        weight = self.weights[f"{name}.weight"]
+        return self.graph.linear(
+            x, f"{name}.weight", weight, self.weights.get(f"{name}.bias")
+        )
+
+    def layer_norm(self, x: str, name: str, eps: float) -> str:
+        """Add the layer norm `name`."""
+        weight, bias = (self.weights[f"{name}.{part}"] for part in ("weight", "bias"))
+        return self.graph.layer_norm(x, f"{name}.weight", weight, bias, eps)
+
+    def attend(
+        self, query: str, key: str, value: str, past: _Cached
+    ) -> tuple[str, _Cached]:
+        """Append keys and values [batch, heads, tokens, size] to the cache, and attend."""
+        g = self.graph
+        present = _Cached(
+            g.op("Concat", past.key, key, axis=2),
+            g.op("Concat", past.value, value, axis=2),
+        )
+        mixed = g.attention(
+            query,
+            *present,
+            self.mask,
+            heads=(self.heads, self.key_heads),
+            size=self.size,
+            scale=self.size**-0.5,
+        )
+        return mixed, present
+
+    def rotate(self, x: str) -> str:
+        """Rotate the first columns of each head by the positions (Su et al. 2021)."""
+        g = self.graph
+        assert self.frequencies is not None, (
+            "only called for models with rotary positions"
+        )
+        half = len(self.frequencies)
+        angles = g.op(
+            "Mul",
+            g.op(
+                "Unsqueeze",
+                g.op("Cast", self.positions, to=TensorProto.FLOAT),
+                g.constant([1, 3]),
+            ),
+            g.vector("inv_freq", self.frequencies),
+        )  # [batch, 1, tokens, half]
+        cos, sin = g.op("Cos", angles), g.op("Sin", angles)
+        rest = self.size - 2 * half
+        sizes = [half, half, rest] if rest else [half, half]
+        first, second, *others = g.ops(
+            "Split", x, g.constant(sizes), outputs=len(sizes), axis=-1
+        )
+        turned = (
+            g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin)),
+            g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin)),
+        )
+        return g.op("Concat", *turned, *others, axis=-1)
+
+
+class _Gpt2(_Decoder):
+    embedding_name = "transformer.wte.weight"
+
+    def embed(self, ids: str) -> str:
+        g = self.graph
+        tokens = g.rows(self.embedding_name, self.weights[self.embedding_name], ids)
+        name = "transformer.wpe.weight"
+        return g.op("Add", tokens, g.rows(name, self.weights[name], self.positions))
+
+    def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
+        g, block = self.graph, f"transformer.h.{n}"
+        normed = self._norm(x, f"{block}.ln_1")
+        fused = self.linear(normed, f"{block}.attn.c_attn")
+        parts = g.ops("Split", fused, outputs=3, axis=-1, num_outputs=3)
+        query, key, value = (g.split_heads(p, self.heads, self.size) for p in parts)
+        mixed, present = self.attend(query, key, value, past)
+        x = g.op("Add", x, self.linear(mixed, f"{block}.attn.c_proj"))
+        wide = self.linear(self._norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc")
+        wide = g.activation(wide, self.config.activation_function)
+        return g.op("Add", x, self.linear(wide, f"{block}.mlp.c_proj")), present
+
+    def final_norm(self, x: str) -> str:
+        return self._norm(x, "transformer.ln_f")
+
+    def _norm(self, x: str, name: str) -> str:
+        return self.layer_norm(x, name, self.config.layer_norm_epsilon)
+
+    def linear(self, x: str, name: str) -> str:
+        weight = self.weights[
+            f"{name}.weight"
+        ].T  # transformers stores [inputs, outputs]
+        return self.graph.linear(
+            x, f"{name}.weight", weight, self.weights[f"{name}.bias"]
+        )
+
+
+class _Neox(_Decoder):
+    embedding_name = "gpt_neox.embed_in.weight"
+
+    def embed(self, ids: str) -> str:
+        return self.graph.rows(
+            self.embedding_name, self.weights[self.embedding_name], ids
+        )
+
+    def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
+        g, block = self.graph, f"gpt_neox.layers.{n}"
+        fused = self.linear(
+            self._norm(x, f"{block}.input_layernorm"),
+            f"{block}.attention.query_key_value",
+        )
+        # The columns are (head, query/key/value, column).
+        parts = g.ops(
+            "Split",
+            g.split_heads(fused, self.heads, 3 * self.size),
+            outputs=3,
+            axis=-1,
+            num_outputs=3,
+        )
+        query, key = self.rotate(parts[0]), self.rotate(parts[1])
+        mixed, present = self.attend(query, key, parts[2], past)
+        attended = self.linear(mixed, f"{block}.attention.dense")
+        after = g.op("Add", x, attended)
+        before_mlp = x if self.config.use_parallel_residual else after
+        normed = self._norm(before_mlp, f"{block}.post_attention_layernorm")
+        wide = g.activation(
+            self.linear(normed, f"{block}.mlp.dense_h_to_4h"), self.config.hidden_act
+        )
+        return g.op(
+            "Add", after, self.linear(wide, f"{block}.mlp.dense_4h_to_h")
+        ), present
+
+    def final_norm(self, x: str) -> str:
+        return self._norm(x, "gpt_neox.final_layer_norm")
+
+    def _norm(self, x: str, name: str) -> str:
+        return self.layer_norm(x, name, self.config.layer_norm_eps)
+
+
+class _Llama(_Decoder):
+    """Llama, Mistral, Qwen2 and Qwen3."""
+
+    embedding_name = "model.embed_tokens.weight"
+
+    def embed(self, ids: str) -> str:
+        return self.graph.rows(
+            self.embedding_name, self.weights[self.embedding_name], ids
+        )
+
+    def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
+        g, block = self.graph, f"model.layers.{n}"
+        normed = self._norm(x, f"{block}.input_layernorm")
+        query = self.rotate(self._heads(normed, f"{block}.self_attn.q", self.heads))
+        key = self.rotate(self._heads(normed, f"{block}.self_attn.k", self.key_heads))
+        value = self._heads(normed, f"{block}.self_attn.v", self.key_heads)
+        mixed, present = self.attend(query, key, value, past)
+        x = g.op("Add", x, self.linear(mixed, f"{block}.self_attn.o_proj"))
+
+        normed = self._norm(x, f"{block}.post_attention_layernorm")
+        gate = g.activation(
+            self.linear(normed, f"{block}.mlp.gate_proj"), self.config.hidden_act
+        )
+        wide = g.op("Mul", gate, self.linear(normed, f"{block}.mlp.up_proj"))
+        return g.op("Add", x, self.linear(wide, f"{block}.mlp.down_proj")), present
+
+    def final_norm(self, x: str) -> str:
+        return self._norm(x, "model.norm")
+
+    def _heads(self, x: str, name: str, heads: int) -> str:
+        split = self.graph.split_heads(self.linear(x, f"{name}_proj"), heads, self.size)
+        # Qwen3 normalises queries and keys.
+        return (
+            self._norm(split, f"{name}_norm")
+            if f"{name}_norm.weight" in self.weights
+            else split
+        )
+
+    def _norm(self, x: str, name: str) -> str:
+        weight = self.weights[f"{name}.weight"]
+        return self.graph.rms_norm(
+            x, f"{name}.weight", weight, self.config.rms_norm_eps
+        )
