@@ -20,6 +20,7 @@ from toque.config import load_config, presets
 TUTORIALS = sorted((REPOSITORY / "docs" / "tutorial").glob("*.md"))
 OTHER_PROGRAMS = {
     "make", "cd", "pip", "git", "python", "export", "docker", "torchrun", "tensorboard", "trackio",
+    "npm",
 }  # fmt: skip
 """Programs that a reader has; `make` targets are looked up."""
 NOT_AT_ALL = {"serve", "watch", "demo", "drill", "ablate"}

@@ -122,7 +122,7 @@ def why_not_run(words: list[str]) -> str:
         return NOT_RUN[verb]
     if verb in {"train", "prepare"} and words[1] in presets():
         return "a preset takes hours"
-    if any(part in text for part in ("://", "google/", "--push-to")):
+    if any(part in text for part in ("://", "google/", "--push-to", "--format web")):
         return "needs the network"
     return "trains" if verb == "train" else ""
 

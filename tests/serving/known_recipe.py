@@ -31,18 +31,22 @@ _STEPS = 150
 
 
 @cache
-def taught(steps: int) -> tuple[PreTrainedModel, Codec]:
+def taught(steps: int, family: str = "llama") -> tuple[PreTrainedModel, Codec]:
     """The model and its tokenizer."""
     prompt = write_prompt(TITLE, FOODS)
-    codec = train_codec([prompt, TEXT] * 2, vocab_size=320, kind="bpe")
-    shape = tiny.shape_of(
-        "llama", width=64, positions=512, inner=128, num_key_value_heads=4
+    kind = "encoder-decoder" if family == "t5" else "decoder"
+    codec = train_codec(
+        [prompt, TEXT] * 2, vocab_size=320, kind="unigram" if family == "t5" else "bpe"
     )
-    model = tiny.model_of("llama", vocab=codec.vocab_size, shape=shape)
+    more = {"num_key_value_heads": 4} if family == "llama" else {}
+    shape = tiny.shape_of(family, width=64, positions=512, inner=128, **more)
+    model = tiny.model_of(family, vocab=codec.vocab_size, shape=shape)
     target = [*codec.encode(codec.normalise(TEXT)), codec.eos_id]
-    ids = torch.tensor([[*prompt_ids(codec, prompt, "decoder", "recipes"), *target]])
-    labels = ids.clone()
-    labels[0, : -len(target)] = -100
+    asked = prompt_ids(codec, prompt, kind, "recipes")
+    ids, labels = torch.tensor([asked]), torch.tensor([target])
+    if family != "t5":
+        ids = torch.cat([ids, labels], 1)
+        labels = torch.cat([torch.full((1, len(asked)), -100), labels], 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
         model(input_ids=ids, labels=labels).loss.backward()

@@ -412,8 +412,9 @@ def export(
         to: the folder to write.
         step: export the checkpoint or best model of this step. Default: the finished model.
         form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; onnx, files for
-            onnxruntime; web, a page that generates texts in a browser, also on a phone, without a
-            server or network; or adapter, a folder that peft loads together with the base model.
+            onnxruntime and transformers.js; web; or adapter, a folder that peft loads together with
+            the base model. The format web is a page that generates texts in a browser, also on a
+            phone, without a server or network.
         dtype: type of the weights: f32 (default), bf16 or f16. With --format gguf: f16 (default),
             f32, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. With onnx or web: f32, f16 (default of web)
             or int8.

@@ -52,6 +52,7 @@ DEFAULT_DTYPES = {
     "web": "f16",
     "adapter": "f32",
 }
+_LIBRARIES = {"gguf": "gguf", "onnx": "transformers.js", "web": "transformers.js"}
 _SAMPLE = (
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
@@ -96,9 +97,9 @@ def export(
         to: A new folder for the export.
         step: Step of a run's checkpoint or best model. None means the finished model.
         form: hf (a Hugging Face folder with the adapter merged), gguf (a file for llama.cpp and
-            Ollama), onnx (files for onnxruntime, Optimum and transformers.js), web (a page that
-            generates texts in a browser, without a server), or adapter (a folder for peft, without
-            its base).
+            Ollama), onnx (files for onnxruntime and transformers.js), web, or adapter (a folder for
+            peft, without its base). The format web is a page that generates texts in a browser,
+            without a server.
         dtype: Type of the weights: f32, bf16 or f16, for gguf also q8_0, q5_1, q5_0, q4_1 or q4_0,
             and for onnx and web f32, f16 or int8. None means f16 for gguf and web, and f32 for hf
             and onnx.
@@ -138,11 +139,12 @@ def export(
             exported = _export_gguf(source, target, dtype.lower(), card, record)
         elif form in ("onnx", "web"):
             with needing("onnx", f"The format {form}"):
-                from toque.workflows.export_onnx import export_onnx, open_page
-            page = None
-            if form == "web":
-                page = open_page(target.name, record, packages)
-            exported = export_onnx(source, target, dtype, card, record, page)
+                from toque.workflows.export_onnx import export_onnx, export_web
+            arguments = (source, target, dtype, card, record)
+            if form == "onnx":
+                exported = export_onnx(*arguments)
+            else:
+                exported = export_web(*arguments, packages)
         else:
             from toque.models.loading.model_export import export_adapter  # loads torch
 
@@ -281,8 +283,8 @@ def _convert_front_matter(card: str, form: str) -> str:
     head = head.replace(
         "\nbase_model_relation: adapter", "\nbase_model_relation: finetune"
     )
-    if form == "gguf":
-        head = head.replace("\nlibrary_name: transformers", "\nlibrary_name: gguf")
+    library = _LIBRARIES.get(form, "transformers")
+    head = head.replace("\nlibrary_name: transformers", f"\nlibrary_name: {library}")
     return head + mark + text
 
 

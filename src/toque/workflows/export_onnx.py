@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from toque.data.tokenizer.codec import FamilyKind
 from toque.errors import ConfigError, argument
+from toque.models.loading.card_usage import with_onnx_usage
 from toque.models.loading.model_export import put_files
 from toque.models.loading.provenance import FOLDER, Provenance
 from toque.models.onnx import onnx_export
@@ -20,6 +23,7 @@ from toque.workflows.trained_model.model_codec import (
     model_files,
     open_codec,
 )
+from toque.workflows.trained_model.prompt_format import example_prompt
 from toque.workflows.trained_model.training_record import FOREIGN
 
 
@@ -29,9 +33,9 @@ def export_onnx(
     kind: str,
     card: str,
     record: Provenance,
-    page: WebPage | None = None,
+    open_page: Callable[[], WebPage] | None = None,
 ) -> ExportedOnnx:
-    """Export a folder with ONNX files and the tokenizer, and the files of `page`.
+    """Export a folder with ONNX files and the tokenizer, and the files of a page.
 
     Raises:
         ConfigError: The type is unknown, or no graph exists for the model.
@@ -42,6 +46,7 @@ def export_onnx(
             f"{argument('dtype')} must be one of {', '.join(TYPES)} in the formats onnx and web, "
             f"not {kind}."
         )
+    page = None if open_page is None else open_page()
     codec = open_codec(source, record)
     family: FamilyKind = "encoder-decoder" if has_encoder(source) else "decoder"
     files: dict[str, str] = {}
@@ -50,6 +55,12 @@ def export_onnx(
     # Only Toque reads its record, and it does not read ONNX files.
     texts = {name: text for name, text in files.items() if not name.startswith(FOLDER)}
     prompts = sample_prompts(codec, family, record)
+    card = with_onnx_usage(
+        card,
+        prompt=example_prompt(record),
+        encoder=has_encoder(source),
+        max_new_tokens=record.max_new_tokens,
+    )
 
     def add_files(writer: FolderWriter) -> None:
         put_files(writer, find_tokenizer(source), {**texts, "README.md": card})
@@ -69,6 +80,15 @@ def export_onnx(
     )
 
 
-def open_page(name: str, record: Provenance, packages: str | Path | None) -> WebPage:
-    """Collect the files of a web page. See `WebPage`."""
-    return WebPage(name, record, None if packages is None else named_path(packages))
+def export_web(
+    source: Path,
+    to: Path,
+    kind: str,
+    card: str,
+    record: Provenance,
+    packages: str | Path | None,
+) -> ExportedOnnx:
+    """Export a web page. For the errors see `export_onnx` and `WebPage`."""
+    folder = None if packages is None else named_path(packages)
+    open_page = partial(WebPage, to.name, record, folder)
+    return export_onnx(source, to, kind, card, record, open_page)

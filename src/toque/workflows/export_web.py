@@ -28,7 +28,7 @@ PAGE: Final = SITE.parent / "offline"
 _SHARED: Final = ("chips.js", "dom.js", "recipe_text.js", "toque.svg")
 """Files of the application that the page uses too."""
 _WASM: Final = "ort-wasm-simd-threaded.wasm"
-_N_SAMPLES: Final = 5  # prompts whose tokens the page compares
+_N_SAMPLES: Final = 5  # number of prompts for which the page checks its tokenizer
 
 
 class WebPage:

@@ -134,7 +134,11 @@ def test_a_hugging_face_folder_in_half_the_bytes(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"form": "onnx"}, "form must be one of hf, gguf, adapter, not 'onnx'"),
+        (
+            {"form": "mlx"},
+            "form must be one of hf, gguf, onnx, web, adapter, not 'mlx'",
+        ),
+        ({"form": "web", "dtype": "bf16"}, "dtype must be one of f32, f16, int8 in"),
         (
             {"dtype": "q8_0"},
             "dtype must be one of f32, bf16, f16 in the format hf, not q8_0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 from toque.errors import in_shell
@@ -24,6 +25,12 @@ written = model.generate(
     **tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens={most}
 )
 print(tokenizer.decode(written[0], skip_special_tokens=True))"""
+
+_TRANSFORMERS_JS: Final = """import {{ pipeline }} from "@huggingface/transformers";
+
+const write = await pipeline("{task}", "FOLDER", {{ dtype: "fp32" }});
+const texts = await write({prompt}, {options});
+console.log(texts[0].generated_text);"""
 
 
 def with_usage(
@@ -107,6 +114,38 @@ def with_gguf_usage(
         )
     lines = "\n".join(commands)
     return _with_section(card, text, f"```sh\n{lines}\n```")
+
+
+def with_onnx_usage(
+    card: str, *, prompt: Example | None, encoder: bool, max_new_tokens: int
+) -> str:
+    """Add a usage section to the card of ONNX files, or replace the existing section.
+
+    Args:
+        card: Text of the card.
+        prompt: Example prompt. Without one, the section is removed.
+        encoder: True for an encoder-decoder.
+        max_new_tokens: Length limit in the example.
+    """
+    if prompt is None:
+        return without_usage(card)
+    task = "text2text-generation" if encoder else "text-generation"
+    options: dict[str, object] = {"max_new_tokens": max_new_tokens, "do_sample": False}
+    if not encoder:
+        options["return_full_text"] = False
+        if isinstance(prompt, str):  # a chat template writes its own tokens
+            options["add_special_tokens"] = True
+    code = _TRANSFORMERS_JS.format(
+        task=task,
+        prompt=json.dumps(prompt, ensure_ascii=False),
+        options=json.dumps(options),
+    )
+    text = (
+        "With transformers.js. `FOLDER` is the name of this folder in `env.localModelPath`, or its "
+        "name on the hub. Other programs with onnxruntime read the files in `onnx/`; their inputs "
+        "have the names that transformers.js uses."
+    )
+    return _with_section(card, text, f"```js\n{code}\n```")
 
 
 def adapter_usage(card: str) -> str:

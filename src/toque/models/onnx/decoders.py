@@ -28,7 +28,7 @@ def decoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
 
 
 class _Cached(NamedTuple):
-    """Keys and values of a layer, with those of the new tokens."""
+    """Keys and values of a layer, including the new tokens."""
 
     key: str
     value: str

@@ -61,7 +61,7 @@ class Graph:
         return names
 
     def choose(self, condition: str, then: str, otherwise: Callable[[], str]) -> str:
-        """Return the value `then` if the condition is true. Otherwise compute another one."""
+        """Return the value `then` if the condition is true, or else compute `otherwise`."""
         name = f"If_{len(self._nodes)}"
         outer = self._nodes
         self._nodes = []

@@ -230,7 +230,7 @@ def _compare(
         largest = float(abs(token.logits).max())
         gap = float(token.logits.max() - token.logits[allowed].max())
         if gap <= _TOLERANCE * largest:
-            return  # the texts differ from here on
+            return  # later tokens depend on this choice
         raise CheckpointError(
             f"The ONNX files of {source} generate another token than the model: {token.id} instead "
             f"of {allowed[0]} at position {n + 1}. The export was removed. Try another dtype or "

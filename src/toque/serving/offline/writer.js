@@ -91,8 +91,9 @@ async function write({ prompt, temperature }) {
     isEnded = settings.ends.includes(token);
     if (isEnded || isStopped) break;
     tokens.push(token);
-    if (performance.now() - pausedAt > PAUSE_MS || tokens.length === limit) {
-      post("text", { text: decode(tokenizer, tokens) });
+    if (performance.now() - pausedAt > PAUSE_MS) {
+      // The last character may be incomplete.
+      post("text", { text: decode(tokenizer, tokens).replace(/\ufffd+$/u, "") });
       await new Promise((resolve) => setTimeout(resolve));
       pausedAt = performance.now();
     }
@@ -103,9 +104,8 @@ async function write({ prompt, temperature }) {
   post("end", { tokens: tokens.length, seconds, isCut: !isEnded && !isStopped });
 }
 
-// The last character may be incomplete.
 const decode = (tokenizer, tokens) =>
-  tokenizer.decode(tokens, { skip_special_tokens: true, clean_up_tokenization_spaces: false }).replace(/\ufffd+$/u, "").trim();
+  tokenizer.decode(tokens, { skip_special_tokens: true, clean_up_tokenization_spaces: false }).trim();
 
 /** Yield the logits of each position. The caller adds the chosen token to `tokens`. */
 async function* steps({ settings, encoder, decoder }, prompt, tokens) {
