@@ -357,7 +357,7 @@ def serve(
     queue: int = 256,
     seconds: float = 300.0,
     device: str = "auto",
-    precision: Literal["auto", "bf16", "float32"] = "float32",
+    precision: Literal["auto", "bf16", "int8", "float32"] = "float32",
 ) -> None:
     """Serve models on a web page and with OpenAI's API.
 
@@ -374,7 +374,8 @@ def serve(
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
         precision: precision of the matmuls. bf16 is faster on processors that support it, but a
             text can then depend on other texts in its batch. auto uses bf16 only on these
-            processors.
+            processors. int8 rounds weights and inputs to 8 bits, which is fastest for one text on a
+            CPU.
     """
     from toque.workflows.inference.serve import serve as workflow
 

@@ -25,10 +25,10 @@ class SamplingFlags:
     """sample from the most likely tokens that together have this probability."""
     seed: int = 0
     """the same seed generates the same texts."""
-    precision: Literal["auto", "bf16", "float32"] = "float32"
+    precision: Literal["auto", "bf16", "int8", "float32"] = "float32"
     """precision of the matmuls. bf16 is faster on processors that support it, but a text can then
     depend on other texts in its batch and differ from float32. auto uses bf16 only on these
-    processors."""
+    processors. int8 rounds weights and inputs to 8 bits, which is fastest for one text on a CPU."""
 
     def to_options(self) -> GenerationOptions:
         """Convert the flags to options.

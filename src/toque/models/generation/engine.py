@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from toque.errors import ConfigError, argument
+from toque.hardware.int8 import has_fast_int8
 from toque.hardware.memory import (
     BESIDE_TRAINING,
     free_bytes,
@@ -33,7 +34,7 @@ from toque.models.generation.kv_cache import (
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.generation.packed_products import with_packed_products
-from toque.models.lora.frozen import computing, format_of
+from toque.models.lora.frozen import PLAIN, computing, format_of
 from toque.reporter import Count, uncounted
 
 OnToken = Callable[[int, int | None], object]
@@ -186,14 +187,36 @@ class _Answers:
 
 def resolve_precision(
     requested: Precision, model: PreTrainedModel
-) -> Literal["bf16", "float32"]:
-    """Resolve a requested precision. A model in 16 bits is used without conversion ("float32")."""
+) -> Literal["bf16", "int8", "float32"]:
+    """Resolve a requested precision. A model in 16 bits is used without conversion ("float32").
+
+    Raises:
+        ConfigError: int8 is requested, and the processor or the model does not support it.
+    """
+    if requested == "int8":
+        _refuse_int8(model)
+        return "int8"
     in_16_bits = (
         model.dtype == torch.bfloat16 or format_of(model).dtype != torch.float32
     )
     if requested == "float32" or in_16_bits:
         return "float32"
     return "bf16" if requested == "bf16" or has_fast_bf16(model.device) else "float32"
+
+
+def _refuse_int8(model: PreTrainedModel) -> None:
+    if format_of(model) != PLAIN:
+        problem = "the weights of the model are already quantised"
+    elif model.device.type != "cpu":
+        problem = f"the model is on {model.device}"
+    elif not has_fast_int8(model.device):
+        problem = "this processor has no AVX512-VNNI"
+    else:
+        return
+    raise ConfigError(
+        f"{argument('precision=int8')} cannot be used, because {problem}. Use "
+        f"{argument('precision=auto')}."
+    )
 
 
 def describe_emulation(requested: Precision, model: PreTrainedModel) -> str:

@@ -15,12 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from toque.hardware.int8 import Int8Linear
 from toque.models.families import CAUSAL, family_of
 from toque.models.forward.loss import capped
 from toque.models.forward.packed import decoder_hidden_states, logit_cap, output_head
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.constraints import Constraint, mask_logits
 from toque.models.generation.options import GenerationOptions
+from toque.models.generation.packed_products import has_int8_products
 from toque.models.generation.prefixes import PrefixCache
 from toque.models.generation.sampling import (
     WORTHWHILE_STEPS,
@@ -166,6 +168,9 @@ class LiveRows:
             self._decoding.prefixes = self.prefixes
 
         self._weight, self._bias = output_head(core)
+        self._int8_head: Int8Linear | None = None
+        if has_int8_products(core):
+            self._int8_head = Int8Linear(self._weight, self._bias)
         self._cap = logit_cap(core)
         self._buffer: Tensor | None = None
         if core.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
@@ -303,7 +308,9 @@ class LiveRows:
         On a CPU, write into one buffer, because allocating new pages takes a third of the matmul's
         time (64 rows, 50,257 tokens: 45 ms, with the buffer 32 ms).
         """
-        if self._buffer is None:
+        if self._int8_head is not None:
+            logits = self._int8_head(hidden)
+        elif self._buffer is None:
             logits = F.linear(hidden, self._weight, self._bias)
         else:
             buffer = self._buffer[: len(hidden)]

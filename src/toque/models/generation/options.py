@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 from toque.errors import ConfigError, argument
 
-Precision = Literal["auto", "bf16", "float32"]
+Precision = Literal["auto", "bf16", "int8", "float32"]
 
 
 def refuse_non_numbers(kind: type = Integral, **values: object) -> None:
@@ -100,6 +100,7 @@ class GenerationOptions:
     """Seed of the random numbers, which also depend on the prompt's index and the position."""
     precision: Precision = "float32"
     """Precision of matmuls and KV cache; auto is bf16 if the hardware supports it, else float32.
+    int8 rounds weights and inputs of matmuls to 8 bits, on a CPU with AVX512-VNNI.
 
     If two tokens are about equally likely, a bf16 text may differ from the float32 text, or depend
     on the batch size, because the rounding of a matmul depends on its number of rows.
