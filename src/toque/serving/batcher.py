@@ -135,30 +135,38 @@ class ServedModel:
         # The model never reads the last new token, so this token needs no position.
         return min(tokens, self.context_tokens - len(prompt) + 1)
 
-    def check_ids(self, ids: Iterable[int], param: str) -> None:
-        """Raise a RequestError if the vocabulary does not have an id of the field `param`."""
+    def check_ids(self, ids: Iterable[int], param: str, *, advice: str = "") -> None:
+        """Raise a RequestError if the vocabulary does not have an id of the field `param`.
+
+        The message ends with the advice.
+        """
         vocabulary_size = self.model.config.vocab_size
         if not all(0 <= token < vocabulary_size for token in ids):
             raise RequestError(
                 400,
                 f"{param} has ids that are not in the vocabulary. Send ids from 0 to "
-                f"{vocabulary_size - 1:,}.",
+                f"{vocabulary_size - 1:,}.{advice}",
                 param=param,
             )
 
-    def check_prompt(self, prompt: Sequence[int], param: str) -> None:
-        """Raise a RequestError if the prompt is empty or too long, or has unknown ids."""
+    def check_prompt(
+        self, prompt: Sequence[int], param: str, *, advice: str = ""
+    ) -> None:
+        """Raise a RequestError if the prompt is empty or too long, or has unknown ids.
+
+        The message about unknown ids ends with the advice.
+        """
         if not prompt:
             raise RequestError(
                 400, f"{param} is empty. Send at least one token.", param=param
             )
-        self.check_ids(prompt, param)
+        self.check_ids(prompt, param, advice=advice)
         limit = self.context_tokens
         if len(prompt) > limit:
             raise RequestError(
                 400,
-                f"This model's maximum context length is {limit:,} tokens, and the prompt has "
-                f"{len(prompt):,}. Shorten the prompt.",
+                f"This model's maximum context length is {limit:,} tokens, but {param} is "
+                f"{len(prompt):,} tokens long. Shorten the text.",
                 param=param,
                 code="context_length_exceeded",
             )

@@ -29,6 +29,11 @@ _log = logging.getLogger("toque.serving")
 _MAX_TEXTS: Final = 2048
 """Maximum number of texts per request, as in OpenAI's API."""
 
+_SEND_TEXTS: Final = (
+    " Without the model's tokenizer, send texts. LangChain sends texts with "
+    "check_embedding_ctx_length=False; its default is ids of OpenAI's tokenizer."
+)
+
 
 class EmbeddingRequest(RequestPart):
     """POST /v1/embeddings: texts without a template."""
@@ -46,6 +51,12 @@ class EmbeddingRequest(RequestPart):
             RequestError: There are too many texts, a text is empty or too long, or an id is not
                 in the vocabulary.
         """
+        if self._is_empty:
+            raise RequestError(
+                400,
+                "input has an empty text. Leave it out.",
+                param="input",
+            )
         texts = await tokenize_prompts(served, self.input)
         if len(texts) > _MAX_TEXTS:
             raise RequestError(
@@ -54,9 +65,16 @@ class EmbeddingRequest(RequestPart):
                 "requests.",
                 param="input",
             )
-        for text in texts:
-            served.check_prompt(text, "input")
+        for number, text in enumerate(texts):
+            param = "input" if len(texts) == 1 else f"input[{number}]"
+            served.check_prompt(text, param, advice=_SEND_TEXTS)
         return texts
+
+    @property
+    def _is_empty(self) -> bool:
+        """True if a text is empty. Its tokens would only be special tokens."""
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        return "" in texts
 
 
 class EmbeddingReply(Answer):

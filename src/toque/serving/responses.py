@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from toque.serving.batcher import ServedModel
 from toque.serving.completions import token_logprobs
@@ -30,6 +30,7 @@ from toque.serving.protocol import (
 )
 from toque.serving.request_errors import RequestError
 
+_TEXT_TYPES = ("input_text", "output_text", "text")
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -40,6 +41,23 @@ def _check_is_not_stored(value: object) -> object:
     raise ValueError(
         "this server stores no responses. Send the earlier messages in input"
     )
+
+
+def _check_items(items: object) -> object:
+    """Check the types of the input's items and of their parts, for a message that names them."""
+    if isinstance(items, list) and not items:
+        raise ValueError("the list is empty. Send a message")
+    for item in items if isinstance(items, list) else ():
+        fields = item if isinstance(item, dict) else {}
+        kind = fields.get("type", "message")
+        if kind != "message":
+            raise ValueError(f"this server reads messages only, not {kind!r:.100}")
+        content = fields.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else part
+            if kind not in _TEXT_TYPES:
+                raise ValueError(f"this server reads text only, not {kind!r:.100}")
+    return items
 
 
 _Stored = Annotated[Any, AfterValidator(_check_is_not_stored)]
@@ -94,10 +112,10 @@ class ResponseRequest(TextRequest):
     prompt_field: ClassVar[str] = "input"
     schema_field: ClassVar[str] = "text"
 
-    input: (
-        str
-        | Annotated[list[_Item], Field(min_length=1, max_length=10_000, fail_fast=True)]
-    )
+    input: Annotated[
+        str | Annotated[list[_Item], Field(fail_fast=True)],
+        BeforeValidator(_check_items),
+    ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: _TextOptions | None = None
