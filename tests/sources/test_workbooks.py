@@ -163,8 +163,8 @@ def damaged(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
 
 
-def without_sheet(path: Path) -> None:
-    change(path, "xl/workbook.xml", "<sheet ", "<nothing ")
+def without_rows(path: Path) -> None:
+    write(path, Sheet=[])
 
 
 def with_a_wrong_text(path: Path) -> None:
@@ -180,7 +180,7 @@ def with_a_far_row(path: Path) -> None:
     [
         (damaged, "is a damaged Excel workbook"),
         (with_a_wrong_text, "is a damaged Excel workbook"),
-        (without_sheet, "an Excel workbook without rows"),
+        (without_rows, "an Excel workbook without rows"),
         (with_a_far_row, "more than 1,000 rows"),
     ],
 )
