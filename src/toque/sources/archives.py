@@ -3,7 +3,7 @@
 Several processes read a source, and some formats need random access. So an archive is unpacked
 once, into a folder of the cache that depends on the path, size and time of the archive. Each member
 has a numbered folder there and keeps only the last part of its name, so it cannot lead out.
-Archives that were not used for a month are removed when another one is unpacked.
+Unpacking an archive removes archives that were not used for a month.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Embeddings of texts: vectors whose dot product tells how similar two texts are."""
+"""Embeddings of texts. The dot product of two embeddings measures the texts' similarity."""
 
 from __future__ import annotations
 
