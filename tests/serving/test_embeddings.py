@@ -12,6 +12,7 @@ from serving.alone import client_of, metric, open_to, sent
 from toque.models.generation.embeddings import embed_texts
 from toque.serving import embeddings
 from toque.serving.batcher import Batcher, ServedModels
+from toque.workflows.inference.open_served import open_models
 
 pytest.importorskip("openai")
 JSON = {"Content-Type": "application/json"}
@@ -90,6 +91,19 @@ def test_forms_of_input_and_of_vectors_agree(gpt2_address, gpt2):
     np.testing.assert_allclose(vectors(input=ids), floats, atol=1e-6)
     np.testing.assert_allclose(vectors(input=ids[0])[0], floats[0], atol=1e-5)
     np.testing.assert_allclose(vectors(input=TEXTS[0])[0], floats[0], atol=1e-5)
+
+
+def test_an_adapter_has_vectors_of_its_own(folders, serving):
+    models = open_models({name: folders[name] for name in ("base", "one")})
+    with serving(models) as where:
+        vectors = []
+        for name in ("base", "one", "base"):
+            status, body = post(where, model=name)
+            assert status == 200
+            vectors.append(np.array([one["embedding"] for one in body["data"]]))
+    base, adapted, again = vectors
+    np.testing.assert_array_equal(base, again)
+    assert np.abs(base - adapted).max() > 0.01
 
 
 @pytest.mark.parametrize(
