@@ -23,7 +23,8 @@ MORE_CASES = int(os.environ.get("TOQUE_FUZZ_CASES", "0"))
 FOLDERS = ("config", "store", "checkpoint", "dataset", "run", "model", "resume")
 SOURCES = (
     "json", "json-nested", "json-ld", "jsonl", "pairs", "documents", "csv", "tsv", "foodcom",
-    "html", "text", "npy", "npz", "npz-rows", "parquet", "arrow", "arrow-stream", "gz", "zst",
+    "html", "text", "npy", "npz", "npz-rows", "parquet", "arrow", "arrow-stream", "xlsx", "gz",
+    "zst",
 )  # fmt: skip
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -396,6 +396,7 @@ def areas(work: Path) -> dict[str, Area]:
         "jsonl": mutations.of_json_lines, "pairs": mutations.of_json_lines,
         "documents": mutations.of_json_lines, "npy": mutations.of_npy, "npz": mutations.of_npz,
         "npz-rows": mutations.of_npz, "html": mutations.of_page, "parquet": mutations.of_parquet,
+        "xlsx": mutations.of_workbook,
     }  # fmt: skip
     found = {
         "config": config_case(work), "store": store_case(work), "checkpoint": checkpoint_case(work),

@@ -338,6 +338,21 @@ def of_npz(data: bytes, chance: Random) -> bytes:
     return kept.getvalue()
 
 
+def of_workbook(data: bytes, chance: Random) -> bytes:
+    """Damage the bytes of a workbook, or the XML of a member."""
+    if chance.random() < 0.3:
+        return of_bytes(data, chance)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    damaged = chance.choice([name for name in members if "theme" not in name])
+    members[damaged] = of_bytes(members[damaged], chance)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, body in members.items():
+            archive.writestr(name, body)
+    return packed.getvalue()
+
+
 def of_parquet(data: bytes, chance: Random) -> bytes:
     """Write other cells into a Parquet file, or damage its bytes."""
     import pyarrow as pa

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def sources() -> dict[str, bytes]:
         "text": ("\n\n".join(["Of lentils", *STEPS * 3]) + "\n").encode() * 5,
         **_arrays(),
         **_columnar(records),
+        "xlsx": _workbook(records),
     }
 
 
@@ -169,6 +171,22 @@ def _columnar(records: list[dict[str, Any]]) -> dict[str, bytes]:
         "arrow": file.getvalue(),
         "arrow-stream": stream.getvalue(),
     }
+
+
+def _workbook(records: list[dict[str, Any]]) -> bytes:
+    import openpyxl
+
+    workbook = openpyxl.Workbook()
+    sheet = workbook.active
+    sheet.append(["title", "ingredients", "directions", "minutes", "made"])
+    for r in records:
+        steps, ingredients = "\n".join(r["directions"]), "\n".join(r["ingredients"])
+        sheet.append([r["title"], ingredients, steps, 20.5, datetime(2026, 5, 1)])  # noqa: DTZ001
+    sheet["D3"] = "=1+1"
+    workbook.create_sheet("Notes").append(["Eat it hot."])
+    stream = io.BytesIO()
+    workbook.save(stream)
+    return stream.getvalue()
 
 
 def toque(*words: str) -> None:

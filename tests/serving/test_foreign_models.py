@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import toque
 from serving.alone import client_of, sent
 from tiny import model_of, shape_of
-from toque.serving.protocol import ChatRequest
+from toque.serving.completions import ChatRequest
 from toque.workflows.inference.open_served import open_models
 
 openai = pytest.importorskip("openai")

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import tarfile
+import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from toque.config import RunConfig
 from toque.errors import DataError
-from toque.sources.archives import is_archive
+from toque.sources.archives import UNUSED_DAYS, is_archive
 from toque.workflows.configure import configure
 from toque.workflows.prepared_store import open_sources
 
@@ -281,3 +282,28 @@ def test_documents_and_arrays_are_no_archives(tmp_path):
     write_zip(tmp_path / "weights.pt", {"model/data.pkl": b"\x80\x02."})
     (tmp_path / "soups.jsonl").write_bytes(recipes(2))
     assert not any(is_archive(path) for path in tmp_path.iterdir() if path.is_file())
+
+
+def test_archives_that_were_not_used_for_a_month_are_removed(tmp_path, cache):
+    names = ("old", "used", "new")
+    paths = {
+        name: write_zip(tmp_path / f"{name}.zip", {f"{name}.jsonl": recipes(2)})
+        for name in names
+    }
+    for name in ("old", "used"):
+        opened(paths[name])
+    month_ago = time.time() - (UNUSED_DAYS + 1) * 86_400
+    for contents in cache.rglob("contents.json"):
+        os.utime(contents, (month_ago, month_ago))
+    (cache / "temp-killed").mkdir()
+    (cache / "notes").mkdir()
+    assert opened(paths["used"])[1] == []  # nothing is unpacked, so nothing is removed
+    assert len(list(cache.rglob("*.jsonl"))) == 2
+
+    _, notices = opened(paths["new"])
+    left = sorted(path.name for path in cache.rglob("*.jsonl"))
+    assert left == ["new.jsonl", "used.jsonl"]
+    assert any("Removed 1 unpacked" in notice for notice in notices), notices
+    assert not (cache / "temp-killed").exists()
+    assert (cache / "notes").exists()
+    assert opened(paths["old"])[0] == {"old.jsonl": recipes(2)}

@@ -179,6 +179,10 @@ def test_a_size_that_a_header_claims_is_not_believed(tmp_path):
         (b"Rar!\x1a\x07\x00", "a RAR archive"),
         (b"%PDF-1.7", "a PDF document"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office file"),
+        (
+            b"\xd0\xcf\x11\xe0" + "EncryptedPackage".encode("utf-16-le"),
+            "an Office file with a password",
+        ),
         (b"{\\rtf1 Soup", "an RTF document"),
         (b"\x04\x22\x4d\x18", "LZ4"),
     ],
@@ -193,8 +197,7 @@ def test_other_kinds_are_refused_with_the_way_out(packed, start, said):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["[Content_Types].xml", "xl/workbook.xml"], "an Excel workbook"),
-        (["docProps/app.xml", "xl/theme/theme1.xml"], "an Excel workbook"),
+        (["[Content_Types].xml", "xl/workbook.bin"], "a binary Excel workbook (.xlsb)"),
         (["[Content_Types].xml", "word/document.xml"], "a Word document"),
         (["[Content_Types].xml", "ppt/presentation.xml"], "a PowerPoint presentation"),
         (

@@ -25,7 +25,7 @@ from toque.data.prepare.store_plan import LIMITS
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES, fix_date, prompt_ids
 from toque.errors import ConfigError, DataError
-from toque.serving.protocol import ChatRequest, CompletionRequest
+from toque.serving.completions import ChatRequest, CompletionRequest
 from toque.serving.request_body import parse_request
 from toque.serving.request_errors import RequestError
 from toque.sources.conversations import NOT_LEARNT, UNWRITTEN

@@ -17,16 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
 from starlette.concurrency import run_in_threadpool
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
@@ -35,6 +29,7 @@ from toque.hardware.memory import free_bytes
 from toque.models.config_values import max_positions
 from toque.models.families import family_of
 from toque.models.generation.constraints import ConstraintCompiler
+from toque.models.generation.embeddings import embed_texts
 from toque.models.generation.engine import resolve_precision
 from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
@@ -44,6 +39,7 @@ from toque.models.generation.prefixes import PrefixCache
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.frozen import computing
+from toque.serving.batch_metrics import BatchMetrics
 from toque.serving.request_errors import RequestError, internal_error
 
 T = TypeVar("T")
@@ -59,10 +55,6 @@ _PREFIX_BYTES: Final = 512 << 20
 """Maximum size of the keys and values of a model's finished texts."""
 _PREFIX_SHARE: Final = 1 / 8
 """Maximum share of the free memory for them."""
-_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-"""Upper bounds of the histogram of seconds per token."""
-_REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-"""Upper bounds of the histograms of seconds per request."""
 UNLIMITED_TOKENS: Final = 2048
 """Maximum tokens of a prompt, and of an answer, if the context length is unlimited (as in T5).
 """
@@ -136,37 +128,45 @@ class ServedModel:
         Raises:
             RequestError: The prompt is empty or too long, or has unknown ids.
         """
-        self._check_prompt(prompt, param)
+        self.check_prompt(prompt, param)
         tokens = self.record.max_new_tokens if requested is None else requested
         if self.is_encoder_decoder:
             return min(tokens, self.context_tokens)
         # The model never reads the last new token, so this token needs no position.
         return min(tokens, self.context_tokens - len(prompt) + 1)
 
-    def check_ids(self, ids: Iterable[int], param: str) -> None:
-        """Raise a RequestError if the vocabulary does not have an id of the field `param`."""
+    def check_ids(self, ids: Iterable[int], param: str, *, advice: str = "") -> None:
+        """Raise a RequestError if the vocabulary does not have an id of the field `param`.
+
+        The message ends with the advice.
+        """
         vocabulary_size = self.model.config.vocab_size
         if not all(0 <= token < vocabulary_size for token in ids):
             raise RequestError(
                 400,
                 f"{param} has ids that are not in the vocabulary. Send ids from 0 to "
-                f"{vocabulary_size - 1:,}.",
+                f"{vocabulary_size - 1:,}.{advice}",
                 param=param,
             )
 
-    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
-        """Raise a RequestError if the prompt is empty or too long, or has unknown ids."""
+    def check_prompt(
+        self, prompt: Sequence[int], param: str, *, advice: str = ""
+    ) -> None:
+        """Raise a RequestError if the prompt is empty or too long, or has unknown ids.
+
+        The message about unknown ids ends with the advice.
+        """
         if not prompt:
             raise RequestError(
                 400, f"{param} is empty. Send at least one token.", param=param
             )
-        self.check_ids(prompt, param)
+        self.check_ids(prompt, param, advice=advice)
         limit = self.context_tokens
         if len(prompt) > limit:
             raise RequestError(
                 400,
-                f"This model's maximum context length is {limit:,} tokens, and the prompt has "
-                f"{len(prompt):,}. Shorten the prompt.",
+                f"This model's maximum context length is {limit:,} tokens, but {param} is "
+                f"{len(prompt):,} tokens long. Shorten the text.",
                 param=param,
                 code="context_length_exceeded",
             )
@@ -209,8 +209,8 @@ class Ticket:
 class Batcher:
     """Batch that generates the texts of all requests, from `start` to `close`.
 
-    The event loop calls the methods, except `read_prompt`, `run_between_steps` and `add`, which
-    block.
+    The event loop calls the methods, except `read_prompt`, `embed`, `run_between_steps` and
+    `add`, which block.
 
     Args:
         models: The served models.
@@ -230,7 +230,7 @@ class Batcher:
         self.rows = rows
         self.queue = queue
         self._precision = precision
-        self.metrics = _Metrics(self)
+        self.metrics = BatchMetrics(self)
         self._active_adapters: dict[PreTrainedModel, str | None] = {}
         self._models = models
         self._packs: defaultdict[PreTrainedModel, Packs] = defaultdict(dict)
@@ -238,7 +238,7 @@ class Batcher:
         for served in models.values():
             self._add_rows(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
-        # Orders without new tokens, which only request their prompt's log-probabilities.
+        # Orders without new tokens, which request log-probabilities or embeddings of prompts.
         self._prompt_only: dict[Order, Ticket] = {}
         self._live: dict[Order, Ticket] = {}
         self._leaving: set[Order] = set()
@@ -336,6 +336,16 @@ class Batcher:
                 return self._rows_of(served).read(order)
 
         return self.run_between_steps(served, read)
+
+    def embed(self, served: ServedModel, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Return the embeddings of texts; see `embed_texts`. Block until then."""
+
+        def embed() -> Tensor:
+            with computing(served.model):
+                core = self._rows_of(served).core
+                return embed_texts(core, texts, pad_id=served.codec.pad_id)
+
+        return self.run_between_steps(served, embed)
 
     def run_between_steps(self, served: ServedModel, work: Callable[[], T]) -> T:
         """Call `work` in the thread, with the model's adapter active. Block until it returns."""
@@ -531,63 +541,3 @@ class Batcher:
         if active != served.adapter:
             use_adapter(served.model, served.adapter)
             self._active_adapters[served.model] = served.adapter
-
-
-class _Metrics:
-    """Prometheus metrics of requests, and of the queue and rows of a batcher."""
-
-    def __init__(self, batcher: Batcher) -> None:
-        self._registry = CollectorRegistry()
-        count: Any = partial(Counter, registry=self._registry)
-        time_of: Any = partial(Histogram, registry=self._registry)
-        gauge: Any = partial(Gauge, registry=self._registry)
-
-        self._answers = count(
-            "toque_requests",
-            "Answered requests by path and status.",
-            ("path", "status"),
-        )
-        self._gone = count("toque_clients_gone", "Requests whose client went away.")
-        self.prompt_tokens = count(
-            "toque_prompt_tokens", "Tokens of prompts.", ("model",)
-        )
-        self.tokens = count("toque_tokens", "Tokens generated.", ("model",))
-
-        self.first_token = time_of(
-            "toque_first_token_seconds",
-            "From a request's arrival to its first token.",
-            buckets=_REQUEST_BUCKETS,
-        )
-        self.seconds = time_of(
-            "toque_request_seconds",
-            "From a request's arrival to its last token.",
-            buckets=_REQUEST_BUCKETS,
-        )
-        self.token_seconds = time_of(
-            "toque_time_per_output_token_seconds",
-            "Mean time per token of a text after its first token; one value per text.",
-            buckets=_TOKEN_BUCKETS,
-        )
-
-        waiting = gauge("toque_waiting_texts", "Texts in the queue.")
-        waiting.set_function(lambda: batcher.n_waiting)
-        live = gauge("toque_live_texts", "Texts being generated.")
-        live.set_function(lambda: batcher.n_live)
-        stored = gauge("toque_prefix_cache_bytes", "Memory of finished texts.")
-        stored.set_function(lambda: sum(one.n_bytes for one in batcher.prefixes))
-        reused = gauge(
-            "toque_prefix_cache_reused_tokens", "Tokens that were not computed again."
-        )
-        reused.set_function(lambda: sum(one.n_reused for one in batcher.prefixes))
-
-    def count_answer(self, path: str, status: int, /) -> None:
-        """Count the answer to a request."""
-        self._answers.labels(path, status).inc()
-
-    def count_lost_client(self) -> None:
-        """Count a client that disconnected before the end of its request."""
-        self._gone.inc()
-
-    def page(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,11 +14,17 @@ from starlette.routing import Route
 from toque.models.generation.options import Precision
 from toque.serving.application import Part, build_app
 from toque.serving.batcher import Batcher, ServedModels
+from toque.serving.completions import ChatRequest, CompletionRequest
+from toque.serving.embeddings import EmbeddingReply, EmbeddingRequest
 from toque.serving.gate import Gate, Limits
 from toque.serving.page_routes import page_routes
-from toque.serving.protocol import ChatRequest, CompletionRequest, TextRequest
+from toque.serving.protocol import TextRequest
 from toque.serving.reply import Reply
 from toque.serving.request_body import read_request
+from toque.serving.responses import ResponseRequest
+
+_EMBEDDING_BODIES: Final = 4
+"""Multiple of `body_bytes` for embeddings: clients send 300,000 tokens per request."""
 
 
 def build_model_app(
@@ -98,10 +106,20 @@ def _protocol_routes(
 
         return Route(path, answer, methods=["POST"])
 
+    embedding_limits = replace(limits, body_bytes=_EMBEDDING_BODIES * limits.body_bytes)
+
+    async def embed(http_request: Request) -> Response:
+        request = await read_request(EmbeddingRequest, http_request, embedding_limits)
+        served = models.get_model(request.model)
+        texts = await request.texts(served)
+        return EmbeddingReply(batcher, served, texts, request, limits)
+
     return [
         Route("/metrics", metrics),
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", describe_model),
         text_route("/v1/completions", CompletionRequest),
         text_route("/v1/chat/completions", ChatRequest),
+        text_route("/v1/responses", ResponseRequest),
+        Route("/v1/embeddings", embed, methods=["POST"]),
     ]

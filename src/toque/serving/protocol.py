@@ -1,4 +1,4 @@
-"""OpenAI's protocol: the supported fields of requests, and the JSON of answers.
+"""OpenAI's protocol: the fields that requests share, and the form of answers.
 
 The server refuses a field that it does not support, unless its value has no effect.
 """
@@ -9,80 +9,22 @@ import asyncio
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from toque.cooking.recipe_form import SHIPPED, answer_schema
-from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
 from toque.models.generation.constraints import Constraint
-from toque.models.generation.live_rows import End, NewToken
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import ServedModel
+from toque.serving.pieces import Piece
 from toque.serving.request_errors import RequestError
-from toque.serving.token_bytes import bytes_of_token
 from toque.sources.conversations import join_parts
 
 Json = dict[str, Any]
-
-
-class TextToken(NamedTuple):
-    """Token of a text. The texts of all tokens together are the entire text."""
-
-    codec: Codec
-    new: NewToken
-    text: str
-    """Text of the token. If several tokens make up a character, only the last one has text.
-    """
-    alternatives: Sequence[str]
-    """Texts of the most likely tokens at this position."""
-
-    @property
-    def most_likely(self) -> list[tuple[int, str, float]]:
-        """Most likely tokens, their texts and log-probabilities, including the chosen token."""
-        chosen = self.new.token
-        tokens = []
-        for (token, logprob), text in zip(
-            self.new.top_logprobs, self.alternatives, strict=True
-        ):
-            # The chosen token has its text in this position, e.g. of a complete character.
-            tokens.append((token, self.text if token == chosen else text, logprob))
-        is_listed = any(token == chosen for token, _ in self.new.top_logprobs)
-        if not is_listed and self.new.logprob is not None:
-            tokens.append((chosen, self.text, self.new.logprob))
-        return tokens
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Next part of one text. A complete answer has one piece per text."""
-
-    index: int
-    """Index of the text in its request."""
-    text: str = ""
-    """New text. Incomplete characters and possible stop strings wait for the next piece."""
-    tokens: Sequence[TextToken] = ()
-    """Tokens of the text. The end token is included only with `echo`."""
-    offset: int = 0
-    """Number of characters of all previous tokens."""
-    end: End | None = None
-    """Reason for the end, in the last piece of a text."""
-
-    @property
-    def is_visible(self) -> bool:
-        """True if the client receives text, an end or a log-probability."""
-        has_logprobs = any(token.new.logprob is not None for token in self.tokens)
-        return bool(self.text) or self.end is not None or has_logprobs
-
-    @classmethod
-    def join(cls, pieces: Sequence[Piece]) -> Piece:
-        """Join the pieces of one text."""
-        tokens = [token for piece in pieces for token in piece.tokens]
-        text = "".join(piece.text for piece in pieces)
-        return cls(pieces[-1].index, text, tokens, end=pieces[-1].end)
 
 
 def _check_is_off(value: object) -> object:
@@ -92,7 +34,7 @@ def _check_is_off(value: object) -> object:
     raise ValueError("this server does not support this field; leave it out")
 
 
-_Unused = Annotated[Any, AfterValidator(_check_is_off)]
+Unused = Annotated[Any, AfterValidator(_check_is_off)]
 """Type of the fields that this server does not support."""
 _TokenId = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -100,20 +42,26 @@ _Stop = Annotated[str, Field(min_length=1, max_length=200)]
 # Validation stops at the first wrong item, because a million wrong items took 14 s.
 _Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _Texts = Annotated[list[str], Field(fail_fast=True)]
+Prompts: TypeAlias = str | _Texts | _Ids | Annotated[list[_Ids], Field(fail_fast=True)]
+"""One or several prompts, as text or as token ids."""
 
 
-class _Part(BaseModel):
+class RequestPart(BaseModel):
     """Part of a request. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class _StreamOptions(_Part):
+class StreamOptions(RequestPart):
+    """Options of a stream. Toque adds no obfuscation."""
+
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
-class _JsonSchema(_Part):
+class JsonSchema(RequestPart):
+    """JSON schema of an answer."""
+
     name: Annotated[str, Field(max_length=64)]
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -121,9 +69,11 @@ class _JsonSchema(_Part):
     strict: bool | None = None  # no effect: an answer always follows its schema
 
 
-class _ResponseFormat(_Part):
+class ResponseFormat(RequestPart):
+    """Format of an answer: any text, any JSON object, or a JSON schema."""
+
     type: Literal["text", "json_object", "json_schema"] = "text"
-    json_schema: _JsonSchema | None = None
+    json_schema: JsonSchema | None = None
 
     @property
     def requested_schema(self) -> Mapping[str, Any] | None:
@@ -149,16 +99,60 @@ class _ResponseFormat(_Part):
         )
 
 
-class TextRequest(_Part, ABC):
-    """Fields that both kinds of completion request share, and the form of their answers."""
+class Usage(NamedTuple):
+    """Numbers of tokens of a request."""
+
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Number of tokens of the prompts and the texts."""
+        return self.prompt_tokens + self.new_tokens
+
+
+class AnswerForm(ABC):
+    """Form of one answer: a JSON object, or server-sent events in order."""
+
+    end_mark: bytes = b""
+    """Last bytes of a stream."""
+
+    @abstractmethod
+    def choice(self, piece: Piece) -> Json:
+        """Format a complete text as an entry of the answer."""
+
+    @abstractmethod
+    def complete(self, choices: Sequence[Json], usage: Usage) -> Json:
+        """Format a complete answer with the entries of its texts."""
+
+    @abstractmethod
+    def first_events(self, n_texts: int) -> list[Json]:
+        """Return the events before the first piece."""
+
+    @abstractmethod
+    def event(self, piece: Piece) -> Json:
+        """Format a piece as an event."""
+
+    @abstractmethod
+    def last_events(self, usage: Usage) -> list[Json]:
+        """Return the events after the last piece."""
+
+    @abstractmethod
+    def error_event(self, error: RequestError) -> Json:
+        """Format an error after the first event."""
+
+    def encode(self, event: Json) -> bytes:
+        """Encode an event for the stream."""
+        return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+class TextRequest(RequestPart, ABC):
+    """Fields that all requests for texts share."""
 
     model_config = ConfigDict(allow_inf_nan=False, ser_json_inf_nan="null")
-    id_prefix: ClassVar[str]
-    answer_object: ClassVar[str]
-    event_object: ClassVar[str]
     prompt_field: ClassVar[str]
-    opens_texts: ClassVar[bool] = False
-    """True if a stream begins each text with an event without text."""
+    schema_field: ClassVar[str]
+    """Field with the JSON schema."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None  # None means 1
@@ -171,15 +165,10 @@ class TextRequest(_Part, ABC):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    best_of: Annotated[int, Field(ge=0)] | None = None  # 0 and 1 have no effect
-    best_by: str | None = None  # our extension; None means likelihood
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    response_format: _ResponseFormat | None = None  # an extension in /v1/completions
+    stream_options: StreamOptions | None = None
     # Notes from the client, which have no effect.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -188,6 +177,20 @@ class TextRequest(_Part, ABC):
     @abstractmethod
     def n_logprobs(self) -> int | None:
         """Most likely tokens to report per position; None for no log-probabilities."""
+
+    @property
+    @abstractmethod
+    def requested_tokens(self) -> int | None:
+        """Maximum tokens of a text; None for the limit in the model's training."""
+
+    @property
+    @abstractmethod
+    def requested_format(self) -> ResponseFormat | None:
+        """Format of the texts; None for any text."""
+
+    @abstractmethod
+    def answer_form(self, model: str) -> AnswerForm:
+        """Create the form of the answer of a model."""
 
     @abstractmethod
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
@@ -199,22 +202,32 @@ class TextRequest(_Part, ABC):
         Raises:
             RequestError: The schema is invalid, or the model does not support it.
         """
-        if self.response_format is None:
+        if self.requested_format is None:
             return None
         try:
-            schema = self.response_format.requested_schema
+            schema = self.requested_format.requested_schema
             if schema is None:
                 return None
             return await run_in_threadpool(
                 lambda: served.constraint_compiler.to_schema(schema)
             )
         except ConfigError as error:
-            raise RequestError(400, str(error), param="response_format") from error
+            raise RequestError(400, str(error), param=self.schema_field) from error
 
     @property
-    def requested_tokens(self) -> int | None:
-        """Maximum tokens of a text; None for the limit in the model's training."""
-        return self.max_tokens
+    def n_texts(self) -> int:
+        """Number of texts per prompt in the answer."""
+        return 1
+
+    @property
+    def n_candidates(self) -> int:
+        """Number of texts per prompt to choose from."""
+        return 1
+
+    @property
+    def ranking(self) -> str | None:
+        """Name of the score that ranks the texts; None for the default."""
+        return None
 
     @property
     def echoes(self) -> bool:
@@ -225,11 +238,6 @@ class TextRequest(_Part, ABC):
     def stops(self) -> list[str]:
         """Strings that end a text."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    @property
-    def wants_usage(self) -> bool:
-        """True if a stream ends with the token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self) -> GenerationOptions:
         """Return the sampling options. Choose a random seed if the request does not have one."""
@@ -250,69 +258,20 @@ class TextRequest(_Part, ABC):
             seed=seed,
         )
 
-    @abstractmethod
-    def choice(self, piece: Piece, *, is_complete: bool) -> Json:
-        """Format a complete text, or a piece of it in a stream, as an entry of `choices`."""
 
+class TextPart(RequestPart):
+    """Text of a message."""
 
-class CompletionRequest(TextRequest):
-    """POST /v1/completions: prompts without a template."""
-
-    id_prefix = "cmpl"
-    answer_object = event_object = "text_completion"
-    prompt_field = "prompt"
-
-    prompt: str | _Texts | _Ids | Annotated[list[_Ids], Field(fail_fast=True)]
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 returns only the prompt
-    echo: bool | None = None
-    suffix: _Unused = None
-
-    @property
-    def echoes(self) -> bool:
-        """True if the texts begin with their prompts."""
-        return bool(self.echo)
-
-    @property
-    def n_logprobs(self) -> int | None:
-        """Most likely tokens to report per position; None for no log-probabilities."""
-        return self.logprobs
-
-    async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
-        """Tokenize text prompts in another thread. Return prompts of ids unchanged."""
-        prompts = self._list_prompts()
-        if not isinstance(prompts[0], str):
-            return prompts
-        return await run_in_threadpool(
-            lambda: [served.prompt_ids(prompt) for prompt in prompts]
-        )
-
-    def _list_prompts(self) -> list[Any]:
-        """Return the texts, or the lists of ids, of all prompts."""
-        prompt = self.prompt
-        is_several = (
-            isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-        )
-        # `limit_answer` refuses an empty list, which is one empty prompt.
-        return list(prompt) if is_several else [prompt]
-
-    def choice(self, piece: Piece, *, is_complete: bool) -> Json:
-        """Format a text or a piece as an entry of `choices`. Both have the same form."""
-        logs = None if self.logprobs is None else _logprobs(piece)
-        return _choice(piece, {"text": piece.text}, logs)
-
-
-class _TextPart(_Part):
     type: Literal["text"]
     text: str
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
     """Message of a conversation. Additional fields are for the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[_TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
     @property
     def text(self) -> str:
@@ -338,153 +297,60 @@ class _Message(BaseModel):
         return {**self.fields, "role": role, "content": self.text}
 
 
-class ChatRequest(TextRequest):
-    """POST /v1/chat/completions: a conversation in the training format."""
+async def tokenize_prompts(served: ServedModel, prompts: Prompts) -> list[list[int]]:
+    """Tokenize text prompts in another thread. Return prompts of ids unchanged."""
+    each: list[Any] = [prompts]
+    # An empty list is one empty prompt, which `check_prompt` refuses.
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        each = list(prompts)
+    if not isinstance(each[0], str):
+        return each
+    return await run_in_threadpool(lambda: [served.prompt_ids(text) for text in each])
 
-    id_prefix = "chatcmpl"
-    answer_object = "chat.completion"
-    event_object = "chat.completion.chunk"
-    prompt_field = "messages"
-    opens_texts = True
 
-    messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
-    # Overrides max_tokens.
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: _Unused = None
-    tool_choice: _Unused = None
-    functions: _Unused = None
-    # Fields without an effect: this server does not store texts, call tools or reason separately.
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: (
-        Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None
-    ) = None
+async def conversation_ids(
+    served: ServedModel, messages: Sequence[Message], *, param: str
+) -> list[int]:
+    """Tokenize a conversation, or the last user message if the model has no chat template.
 
-    @property
-    def n_logprobs(self) -> int | None:
-        """Most likely tokens to report per position; None for no log-probabilities."""
-        if not self.logprobs:
-            return None
-        return self.top_logprobs or 0
+    Args:
+        served: The model.
+        messages: Messages of the conversation.
+        param: Name of the request field with the messages.
 
-    @property
-    def requested_tokens(self) -> int | None:
-        """Maximum tokens of a text; None for the limit in the model's training."""
-        return self.max_completion_tokens or self.max_tokens
+    Raises:
+        RequestError: The last user message is missing or empty, or the model does not support
+            the conversation.
+    """
+    texts = [message.text for message in messages if message.role == "user"]
+    if not texts or not texts[-1].strip():
+        raise RequestError(
+            400,
+            f"{param} must contain a user message with text. Add one.",
+            param=param,
+        )
 
-    async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
-        """Tokenize the conversation, or the last user message if the model has no chat template.
+    if served.chat is None:
+        _refuse_additional_fields(messages, param)
+        last = texts[-1]
+        return await run_in_threadpool(
+            lambda: served.prompt_ids(served.to_prompt(last))
+        )
 
-        Raises:
-            RequestError: The last user message is missing or empty, or the model does not support
-                the conversation.
-        """
-        texts = [message.text for message in self.messages if message.role == "user"]
-        if not texts or not texts[-1].strip():
+    turns = [message.turn for message in messages]
+    try:
+        return await asyncio.wrap_future(served.chat.ids(turns))
+    except DataError as error:
+        raise RequestError(400, str(error), param=param) from error
+
+
+def _refuse_additional_fields(messages: Sequence[Message], param: str) -> None:
+    """Raise a RequestError if a message has fields that only a chat template could use."""
+    for number, message in enumerate(messages, start=1):
+        for name in message.fields:
             raise RequestError(
                 400,
-                "messages must contain a user message with text. Add one.",
-                param="messages",
+                f"{param}: this model was trained on single texts and does not support "
+                f"{name[:100]!r} in message {number}. Leave the field out.",
+                param=param,
             )
-
-        if served.chat is None:
-            self._refuse_additional_fields()
-            last = texts[-1]
-            prompt = await run_in_threadpool(
-                lambda: served.prompt_ids(served.to_prompt(last))
-            )
-            return [prompt]
-
-        turns = [message.turn for message in self.messages]
-        try:
-            return [await asyncio.wrap_future(served.chat.ids(turns))]
-        except DataError as error:
-            raise RequestError(400, str(error), param="messages") from error
-
-    def _refuse_additional_fields(self) -> None:
-        """Raise a RequestError if a message has fields that only a chat template could use."""
-        for number, message in enumerate(self.messages, start=1):
-            for name in message.fields:
-                raise RequestError(
-                    400,
-                    "messages: this model was trained on single texts and does not support "
-                    f"{name[:100]!r} in message {number}. Leave the field out.",
-                    param="messages",
-                )
-
-    def choice(self, piece: Piece, *, is_complete: bool) -> Json:
-        """Format a text as a message, or a piece as a delta. The first delta has the role."""
-        content: Json
-        if is_complete:
-            content = {"role": "assistant", "content": piece.text, "refusal": None}
-        elif not piece.is_visible:
-            content = {"role": "assistant", "content": ""}
-        elif piece.text:
-            content = {"content": piece.text}
-        else:
-            content = {}
-
-        logs = None
-        if self.logprobs:
-            logs = {
-                "content": [_token_logprobs(token) for token in piece.tokens],
-                "refusal": None,
-            }
-        return _choice(piece, {"message" if is_complete else "delta": content}, logs)
-
-
-def _token_logprobs(token: TextToken) -> Json:
-    """Format the log-probabilities of a token's position for /v1/chat/completions."""
-    new = token.new
-    chosen = _chat_logprob(token.codec, new.token, token.text, new.logprob)
-    top = [
-        _chat_logprob(token.codec, other, text, logprob)
-        for other, text, logprob in token.most_likely
-    ]
-    return {**chosen, "top_logprobs": top}
-
-
-def _choice(piece: Piece, content: Json, logprobs: Json | None) -> Json:
-    """Format an entry of `choices`."""
-    return {
-        "index": piece.index,
-        **content,
-        "logprobs": logprobs,
-        "finish_reason": piece.end,
-    }
-
-
-def _chat_logprob(codec: Codec, token: int, text: str, logprob: float | None) -> Json:
-    """Format one token with its log-probability for /v1/chat/completions."""
-    return {
-        "token": text,
-        "logprob": logprob,
-        "bytes": list(bytes_of_token(codec, token, text)),
-    }
-
-
-def _logprobs(piece: Piece) -> Json:
-    """Format log-probabilities for /v1/completions: four parallel lists."""
-    top_logprobs: list[Json | None] = []
-    offsets = []
-    offset = piece.offset
-    for token in piece.tokens:
-        logprob = token.new.logprob
-        if logprob is None:  # the first token of a prompt
-            top_logprobs.append(None)
-        else:
-            by_text: dict[str, float | None] = {}
-            for _, text, log in token.most_likely:
-                by_text.setdefault(text, log)  # several tokens may have the same text
-            top_logprobs.append(by_text | {token.text: logprob})
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [token.text for token in piece.tokens],
-        "token_logprobs": [token.new.logprob for token in piece.tokens],
-        "top_logprobs": top_logprobs,
-        "text_offset": offsets,
-    }

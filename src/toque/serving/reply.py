@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from toque.data.tokenizer.codec import Codec, TextStream
 from toque.errors import ConfigError
@@ -24,14 +17,12 @@ from toque.evaluation.best_of import LIKELIHOOD, BestOf
 from toque.models.generation.constraints import Constraint
 from toque.models.generation.live_rows import End, NewToken, Order
 from toque.models.generation.options import GenerationOptions
+from toque.serving.answer import Answer
 from toque.serving.batcher import Batcher, ServedModel, Ticket
 from toque.serving.gate import Limits
-from toque.serving.protocol import Json, Piece, TextRequest, TextToken
-from toque.serving.request_errors import (
-    RequestError,
-    error_response,
-    internal_error,
-)
+from toque.serving.pieces import Piece, TextToken
+from toque.serving.protocol import Json, TextRequest, Usage
+from toque.serving.request_errors import RequestError, internal_error
 
 _log = logging.getLogger("toque.serving")
 
@@ -165,7 +156,7 @@ def _overlap(text: str, stop: str) -> int:
     return 0
 
 
-class Reply(Response):
+class Reply(Answer):
     """Answer to one request, which is sent while the batch generates it.
 
     Raises:
@@ -182,13 +173,11 @@ class Reply(Response):
         *,
         constraint: Constraint | None = None,
     ) -> None:
-        self._batcher = batcher
-        self._served = served
+        super().__init__(batcher, served, limits)
         self._request = request
-        self._seconds = limits.seconds
         in_json = constraint is not None
         options = served.record.completed(request.options(), in_json=in_json)
-        self._n = request.n or 1
+        self._n = request.n_texts
         self._best = _best_of(request, options)
         n_candidates = max(self._n, self._best.n)
         _check_n_texts(request, n_candidates, len(prompts), limits)
@@ -222,60 +211,15 @@ class Reply(Response):
                     knows_recipes=served.record.knows_recipes,
                 )
 
-        self._head = {
-            "id": f"{request.id_prefix}-{uuid.uuid4().hex}",
-            "object": request.event_object if request.stream else request.answer_object,
-            "created": int(time.time()),
-            "model": served.name,
-        }
+        self._form = request.answer_form(served.name)
         self._prompt_tokens = sum(map(len, prompts))
         self._n_tokens = 0
-        self._start_time = time.monotonic()
-        self.background = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send the texts. Stop immediately when the client disconnects."""
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        self._has_started = False
+    async def send_error_event(self, error: RequestError) -> None:
+        """Send an error as the last event."""
+        await self._send_events([self._form.error_event(error)], is_last=True)
 
-        error = await self._run()
-        if error is None:
-            return
-        if not self._has_started:
-            await error_response(error)(scope, receive, send)
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(1.0):  # the client may not read
-                await self._send_events([error.record], is_last=True)
-
-    async def _run(self) -> RequestError | None:
-        """Generate and send the texts. Return the error for the client, if any."""
-        try:
-            async with asyncio.timeout(self._seconds):
-                await _run_while_connected(self._receive, self._generate())
-        except ClientDisconnect:
-            self._batcher.metrics.count_lost_client()
-        except TimeoutError:
-            return RequestError(
-                504,
-                f"The answer was not complete after {self._seconds:g} seconds, the time limit of "
-                "this server. Request fewer tokens or texts.",
-                code="timeout",
-                # The same request would fail again.
-                headers={"x-should-retry": "false"},
-            )
-        except RequestError as error:
-            return error
-        except Exception:
-            if not self._has_started:  # the application sends the answer
-                raise
-            _log.exception("an answer of %s was interrupted", self._served.name)
-            return internal_error()
-        return None
-
-    async def _generate(self) -> None:
+    async def generate(self) -> None:
         """Queue the orders, and send their texts."""
         metrics = self._batcher.metrics
         name = self._served.name
@@ -329,7 +273,7 @@ class Reply(Response):
         for new in new_tokens:
             if new.end == "stuck" and new.order.constraint is not None:
                 message = f"The text {new.order.constraint.fault}"
-                raise RequestError(400, message, param="response_format")
+                raise RequestError(400, message, param=self._request.schema_field)
             by_order[new.order].append(new)
 
         pieces = []
@@ -396,15 +340,8 @@ class Reply(Response):
         if self._best.n > 1:
             choices = await run_in_threadpool(self._choose_best, complete)
         else:
-            choices = [
-                self._request.choice(piece, is_complete=True) for piece in complete
-            ]
-        body = msgspec.json.encode(
-            {**self._head, "choices": choices, "usage": self._usage}
-        )
-        self._has_started = True
-        answer = Response(body, media_type="application/json")
-        await answer(self._scope, self._receive, self._send)
+            choices = [self._form.choice(piece) for piece in complete]
+        await self.send_json(self._form.complete(choices, self._usage))
 
     def _choose_best(self, pieces: Sequence[Piece]) -> list[Json]:
         """Choose the `n` best texts of each prompt, with their scores. Blocks the thread."""
@@ -424,52 +361,40 @@ class Reply(Response):
             )
             for number, score in ranked[: self._n]:
                 piece = replace(pieces[candidates][number], index=len(choices))
-                choice = self._request.choice(piece, is_complete=True)
+                choice = self._form.choice(piece)
                 choices.append(choice | {"best_of": score.record()})
         return choices
 
     async def _stream(self, ticket: Ticket) -> None:
         """Send pieces of the texts as server-sent events."""
-        request = self._request
-        unsent: list[Piece] = []
-        if request.opens_texts:
-            # Send them with the first pieces, so that an early error has its own status.
-            unsent = [Piece(i) for i in range(len(self._orders))]
+        # Sent with the first pieces, so that an early error has its own status.
+        events = self._form.first_events(len(self._orders))
         async for pieces in self._pieces(ticket):
-            unsent += [piece for piece in pieces if piece.is_visible]
-            if unsent:
-                choices = [request.choice(piece, is_complete=False) for piece in unsent]
-                events = [{**self._head, "choices": [choice]} for choice in choices]
+            events += [self._form.event(piece) for piece in pieces if piece.is_visible]
+            if events:
                 await self._send_events(events)
-                unsent = []
-        last_events = []
-        if request.wants_usage:
-            last_events = [{**self._head, "choices": [], "usage": self._usage}]
-        await self._send_events(last_events, is_last=True)
+                events = []
+        await self._send_events(self._form.last_events(self._usage), is_last=True)
 
     @property
-    def _usage(self) -> Json:
-        return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._n_tokens,
-            "total_tokens": self._prompt_tokens + self._n_tokens,
-        }
+    def _usage(self) -> Usage:
+        return Usage(self._prompt_tokens, self._n_tokens)
 
     async def _send_events(
         self, events: Sequence[Json], *, is_last: bool = False
     ) -> None:
         """Send events, after the head of the response if they are the first."""
-        if not self._has_started:
+        if not self.has_started:
             headers = [
                 (b"content-type", b"text/event-stream"),
                 (b"cache-control", b"no-cache"),
             ]
             start = {"type": "http.response.start", "status": 200, "headers": headers}
-            self._has_started = True
+            self.has_started = True
             await self._send(start)
-        parts = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
+        parts = [self._form.encode(event) for event in events]
         if is_last:
-            parts.append(b"data: [DONE]\n\n")
+            parts.append(self._form.end_mark)
         body = {
             "type": "http.response.body",
             "body": b"".join(parts),
@@ -496,7 +421,7 @@ def _check_n_texts(
         return
     param = request.prompt_field
     if n_candidates > 1:
-        param = "best_of" if (request.best_of or 1) > 1 else "n"
+        param = "best_of" if request.n_candidates > 1 else "n"
     raise RequestError(
         400,
         f"The request is for {n_texts} texts, {n_candidates} per prompt for {n_prompts} prompts. "
@@ -527,14 +452,14 @@ def _best_of(request: TextRequest, options: GenerationOptions) -> BestOf:
     Raises:
         RequestError: The fields of the request contradict each other.
     """
-    n = request.best_of or 1
-    best_by = request.best_by
+    n = request.n_candidates
+    best_by = request.ranking
     if best_by is None and n > 1:
         best_by = LIKELIHOOD  # OpenAI's default
     with _refuse_request("best_by"):
         best = BestOf(n, best_by)
     with _refuse_request("best_of"):
-        best.check(options, n_results=request.n or 1)
+        best.check(options, n_results=request.n_texts)
         for name, is_set in (("stream", request.stream), ("echo", request.echoes)):
             if is_set and best.n > 1:
                 raise ConfigError(
@@ -542,29 +467,3 @@ def _best_of(request: TextRequest, options: GenerationOptions) -> BestOf:
                     f"compares complete texts. Leave {name} or best_of out."
                 )
     return best
-
-
-async def _run_while_connected(
-    receive: Receive, work: Coroutine[Any, Any, None]
-) -> None:
-    """Run the work until it ends or the client disconnects.
-
-    Raises:
-        ClientDisconnect: The client disconnected, and the work was cancelled.
-    """
-
-    async def wait_for_disconnect() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    working = asyncio.ensure_future(work)
-    disconnect = asyncio.ensure_future(wait_for_disconnect())
-    try:
-        await asyncio.wait({working, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        working.result()
-    finally:
-        for task in (working, disconnect):
-            task.cancel()
-        await asyncio.gather(working, disconnect, return_exceptions=True)

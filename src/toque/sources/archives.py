@@ -3,21 +3,24 @@
 Several processes read a source, and some formats need random access. So an archive is unpacked
 once, into a folder of the cache that depends on the path, size and time of the archive. Each member
 has a numbered folder there and keeps only the last part of its name, so it cannot lead out.
+Unpacking an archive removes archives that were not used for a month.
 """
 
 from __future__ import annotations
 
 import lzma
+import os
 import re
 import shutil
 import stat
 import struct
 import tarfile
+import time
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Self
@@ -39,12 +42,14 @@ from toque.sources.decompress import (
 from toque.sources.layouts import is_pickle
 from toque.sources.records import Located
 from toque.sources.token_arrays import is_array_file
-from toque.storage.atomic import atomic_folder
+from toque.storage.atomic import atomic_folder, remove_folder, sweep
 from toque.storage.download import CACHE_VARIABLE, Say, cache_folder
 from toque.storage.json_files import read_json
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import new_file
 
+UNUSED_DAYS: Final = 30
+"""Days after its last use after which an unpacked archive is removed."""
 _MAX_DEPTH: Final = 2
 """Maximum depth of archives in archives. An export of Tandoor has an archive for each recipe."""
 _MAX_MEMBERS: Final = 1_000_000
@@ -148,10 +153,13 @@ def _members_of(
         with file_lock(cache / ".lock", report_wait):
             contents = read_json(folder / _CONTENTS, _Contents)
             if contents is None or not _is_complete(folder, contents):
-                with atomic_folder(folder) as writer:
+                _remove_unused(cache, say)
+                with atomic_folder(folder, has_many_files=True) as writer:
                     unpacker = _Unpacker(archive, writer.folder, progress)
                     contents = unpacker.unpack_all()
                     writer.put(_CONTENTS, msgspec.json.encode(contents))
+            with suppress(OSError):  # the cache is read-only
+                os.utime(folder / _CONTENTS)
     except OSError as error:
         raise DataError(
             f"{archive.name} cannot be unpacked into {cache}: {error.strerror or error}. Free some "
@@ -165,6 +173,26 @@ def _members_of(
         )
     for member in contents.members:
         yield Located(f"{archive.name}/{member.name}", folder / member.file)
+
+
+def _remove_unused(cache: Path, say: Say) -> None:
+    """Remove the archives that were not used for `UNUSED_DAYS`, and parts of killed unpackings.
+
+    The caller must have locked the cache. The time of an archive's list is its last use.
+    """
+    sweep(cache)
+    limit = time.time() - UNUSED_DAYS * 86_400
+    n_removed = 0
+    for folder in cache.iterdir():
+        with suppress(FileNotFoundError, NotADirectoryError):  # not an archive
+            if (folder / _CONTENTS).lstat().st_mtime < limit:
+                remove_folder(folder)
+                n_removed += 1
+    if n_removed:
+        say(
+            f"Removed {n_removed:,} unpacked archives that were not used for {UNUSED_DAYS} days "
+            f"from {cache}."
+        )
 
 
 def _is_complete(folder: Path, contents: _Contents) -> bool:

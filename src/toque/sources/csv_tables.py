@@ -134,7 +134,7 @@ def _dialect_with(
     names = _fields(start[:end].decode(errors="replace"), delimiter, quoted=True)
     if not names:
         return None
-    columns = _unique_names([name.strip() for name in names])
+    columns = unique_names([name.strip() for name in names])
 
     rows = {
         quoted: _first_rows(start[end:], delimiter, quoted=quoted, last=is_entire_file)
@@ -153,7 +153,7 @@ def _dialect_with(
     return Dialect(delimiter, quoted, columns, share, first_rows.n_fields.total())
 
 
-def _unique_names(names: list[str]) -> tuple[str, ...]:
+def unique_names(names: list[str]) -> tuple[str, ...]:
     """Add the column number to all equal names except the last, which counts, as in JSON."""
     last_index = {name: i for i, name in enumerate(names)}
     return tuple(

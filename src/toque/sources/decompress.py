@@ -34,7 +34,7 @@ MAX_RECORD_BYTES = 8 << 20
 MAX_EXPANSION = 200
 """Maximum compression ratio. Recipes reach about 10, decompression bombs more than 1000."""
 _MAGIC_BYTES = 10
-_SIGN_BYTES = 1 << 16
+SIGN_BYTES = 1 << 16
 """Number of decompressed bytes from which archives are detected."""
 MIN_BOMB_BYTES = 256 << 20
 """Decompressed bytes above which the compression ratio is checked."""
@@ -50,17 +50,30 @@ _UTF_16 = (
     "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8"
 )
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_WORKBOOK_MEMBERS = (
+    b"xl/workbook",
+    b"xl/worksheets",
+    b"xl/_rels",
+    b"xl/theme",
+    b"xl/styles",
+    b"xl/sharedS",
+)
+"""First characters of file names in a workbook (.xlsx)."""
+_BINARY_WORKBOOK_MEMBERS = (b"xl/workbook.bin", b"xl/worksheets/sheet1.bin")
+_FIRST_MEMBERS = (
+    b"[Content_Types].xml",
+    b"_rels/",
+    b"docProps/",
+    b"customXml/",
+    b"xl/",
+)
+"""First characters of the first name in a workbook, but not in an archive of workbooks."""
 _WORKBOOK = "Export its sheet as CSV first"
 _DOCUMENT = "Save its text as .txt first"
 _IN_ZIP: dict[tuple[bytes, ...], str] = {
-    (
-        b"xl/workbook",
-        b"xl/worksheets",
-        b"xl/_rels",
-        b"xl/theme",
-        b"xl/styles",
-        b"xl/sharedS",
-    ): (f"an Excel workbook (.xlsx). {_WORKBOOK}"),
+    _BINARY_WORKBOOK_MEMBERS: (
+        "a binary Excel workbook (.xlsb). Save it as .xlsx first"
+    ),
     (b"word/document", b"word/_rels", b"word/styles", b"word/theme"): (
         f"a Word document (.docx). {_DOCUMENT}"
     ),
@@ -88,14 +101,18 @@ _NOT_READ = {
     b"\xff\x06\x00\x00sNaPpY": "compressed with Snappy. Decompress it first",
     b"SQLite format 3": "an SQLite database. Export its table as CSV first",
     b"%PDF-": "a PDF document. Extract its text first: pdftotext",
-    b"\xd0\xcf\x11\xe0": "an old Office file (.xls, .doc or .ppt). Export it as CSV or .txt first",
     b"{\\rtf": f"an RTF document. {_DOCUMENT}",
     b"\x89HDF\r\n": "an HDF5 file. Export its table as CSV or Parquet first",
     b"Obj\x01": "an Avro file. Export its records as JSON lines or Parquet first",
 }
+_OLD_OFFICE = b"\xd0\xcf\x11\xe0"
+_ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
+"""Name of the content in an Office file with a password."""
 ZIP_ARCHIVE = "a ZIP archive. Unpack it first: unzip"
 TAR_ARCHIVE = "a tar archive. Unpack it first: tar xf"
 _ZIP_HEADER = b"PK\x03\x04"
+_NAME_OFFSET = 30
+"""Position of a file's name after the start of its header in a ZIP archive."""
 _KEEP_BYTES = "toque.keep_bytes"
 """Name of an error handler for `codecs`."""
 LONG_LINE = b"\0line too long"
@@ -107,7 +124,7 @@ def packed_as(path: Path) -> str:
     """Describe an archive, document or database and its conversion. "" for a readable file."""
     # The reader reports a damaged file.
     with suppress(DataError), opened(path) as (stream, *_):
-        return _unread_kind(stream.read(_SIGN_BYTES))
+        return _unread_kind(stream.read(SIGN_BYTES))
     return ""
 
 
@@ -115,19 +132,35 @@ def _has_member(start: bytes, prefixes: tuple[bytes, ...]) -> bool:
     """Check whether the name of a file in a ZIP archive begins with one of these prefixes."""
     position = start.find(_ZIP_HEADER)
     while position != -1:
-        # A file has a header of 30 bytes, its name, and its content.
-        if start.startswith(prefixes, position + 30):
+        if start.startswith(prefixes, position + _NAME_OFFSET):
             return True
         position = start.find(_ZIP_HEADER, position + 1)
     return False
 
 
+def is_workbook(start: bytes) -> bool:
+    """Check by its first bytes whether a file is an Excel workbook (.xlsx)."""
+    start = start[:SIGN_BYTES]
+    is_zip = start.startswith(_ZIP_HEADER)
+    if not is_zip or not start.startswith(_FIRST_MEMBERS, _NAME_OFFSET):
+        return False
+    is_binary = _has_member(start, _BINARY_WORKBOOK_MEMBERS)
+    return _has_member(start, _WORKBOOK_MEMBERS) and not is_binary
+
+
 def _unread_kind(start: bytes) -> str:
     """Describe an unsupported kind of file by its first decompressed bytes, and its conversion."""
+    if start.startswith(_OLD_OFFICE):
+        if _ENCRYPTED in start[:SIGN_BYTES]:
+            return "an Office file with a password. Save it without a password first"
+        return (
+            "an old Office file (.xls, .doc or .ppt), or one with a password. Save it as .xlsx, "
+            "CSV or .txt first"
+        )
     if start.startswith(_ZIP_HEADER):
-        start = start[:_SIGN_BYTES]
+        start = start[:SIGN_BYTES]
         kinds = (kind for names, kind in _IN_ZIP.items() if _has_member(start, names))
-        return next(kinds, ZIP_ARCHIVE)
+        return "" if is_workbook(start) else next(kinds, ZIP_ARCHIVE)
     if _is_tar(start):
         return TAR_ARCHIVE
     return next(
@@ -180,8 +213,9 @@ def _refuse_other_kinds(path: Path, start: bytes) -> None:
     kind = _UTF_16 if start.startswith(_UTF_16_MARKS) else _unread_kind(start)
     if kind:
         raise DataError(
-            f"{path} is {kind}. Recipes and texts are read from JSON, JSON lines, CSV, Parquet, "
-            "web pages and plain text. They may be compressed with gzip, zstd, xz or bzip2."
+            f"{path} is {kind}. Recipes and texts are read from JSON, JSON lines, CSV, Excel "
+            "workbooks (.xlsx), Parquet, web pages and plain text. They may be compressed with "
+            "gzip, zstd, xz or bzip2."
         )
 
 

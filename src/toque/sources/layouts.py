@@ -1,4 +1,4 @@
-"""Layouts of record files (JSON, JSON lines, CSV, TSV, Parquet, Arrow), detected by content."""
+"""Layouts of record files (JSON, JSON lines, CSV, Excel, Parquet, Arrow), detected by content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from toque.sources.columnar import (
     columns_of,
 )
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
-from toque.sources.decompress import UTF_8, head, longer_head, opened
+from toque.sources.decompress import (
+    SIGN_BYTES,
+    UTF_8,
+    head,
+    is_workbook,
+    longer_head,
+    opened,
+)
 from toque.sources.json_records import (
     form_of,
     json_blocks,
@@ -39,6 +46,11 @@ from toque.sources.records import (
     unused_in,
 )
 from toque.sources.token_arrays import BROKEN_ARCHIVE
+from toque.sources.workbooks import (
+    workbook_blocks,
+    workbook_columns,
+    workbook_records,
+)
 
 Columns = Mapping[str, str | tuple[str, ...]]
 """Field names of a source by role. A prompt may have several fields."""
@@ -56,6 +68,7 @@ RECORD_FUNCTIONS: Mapping[str, Callable[[Contents], Numbered]] = {
     "json": json_records,
     "table": table_records,
     "parquet": columnar_records,
+    "workbook": workbook_records,
     "unreadable": lambda block: iter([(block.first, str(block.meta["reason"]))]),
 }
 """Functions that read the records of a block, by the block's kind."""
@@ -66,6 +79,7 @@ _DESCRIPTIONS = {
     "tsv": "a TSV table",
     "parquet": "a Parquet table",
     "arrow": "an Arrow table",
+    "xlsx": "an Excel workbook",
 }
 
 
@@ -86,8 +100,8 @@ def read_records(
     per_record: list[int] = []
     dropped: dict[str, list[int]] = {}
     texts: dict[int, str] = {}
-    notes: Counter[str] = Counter()
     contents = unpack(block)
+    notes: Counter[str] = Counter(contents.meta.get("remarks"))
     records = list(RECORD_FUNCTIONS[contents.kind](contents))
     for number, record in records:
         result = record if isinstance(record, str) else attempt(make, record, notes)
@@ -169,7 +183,7 @@ class TextRecordsError(DataError):
 class FileLayout:
     """Layout of a file of records."""
 
-    name: str  # "json-lines", "json", "csv", "tsv", "parquet" or "arrow"
+    name: str  # "json-lines", "json", "csv", "tsv", "parquet", "arrow" or "xlsx"
     fields: tuple[str, ...]
     """Column names. For JSON, the field names of the first records."""
     blocks: Callable[[Sequence[str]], Iterator[Block]]
@@ -190,7 +204,7 @@ class FileLayout:
 def structured_layout(
     path: Path, start: bytes, *, is_entire_file: bool, encoding: str = UTF_8
 ) -> FileLayout | None:
-    """Return the layout of a Parquet, Arrow or JSON file, or None for any other file.
+    """Return the layout of a Parquet, Arrow, Excel or JSON file, or None for any other file.
 
     Args:
         path: The file.
@@ -203,6 +217,9 @@ def structured_layout(
         texts = tuple(column for column, is_bytes in columns.items() if not is_bytes)
         blocks = partial(columnar_blocks, path)
         return FileLayout(name, tuple(columns), blocks, text_columns=texts)
+    if is_workbook(start):
+        fields = workbook_columns(path)
+        return FileLayout("xlsx", fields, lambda _: workbook_blocks(path))
     if start.lstrip()[:1] not in (b"{", b"["):
         return None
 
@@ -366,9 +383,10 @@ def is_binary(start: bytes) -> bool:
 
 
 def is_columnar(path: Path) -> bool:
-    """Check whether the file is Parquet or Arrow, which cannot be read as plain text."""
+    """Check whether the file is a table in Parquet, Arrow or Excel, which is not plain text."""
     with opened(path) as (stream, *_):
-        return bool(columnar_format(stream.read(8)))
+        start = stream.read(SIGN_BYTES)
+        return bool(columnar_format(start)) or is_workbook(start)
 
 
 def is_pickle(path: Path) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from toque.errors import DataError
 from toque.sources.columnar import columnar_format, decompressed_bytes
-from toque.sources.decompress import plain_size
+from toque.sources.decompress import SIGN_BYTES, is_workbook, plain_size
 from toque.sources.hub_datasets import (
     PREFIX,
     dataset_files,
@@ -21,6 +21,7 @@ from toque.sources.hub_datasets import (
     saved_files,
 )
 from toque.sources.records import Block, Located, RecordReader, Source
+from toque.sources.workbooks import workbook_bytes
 from toque.storage.atomic import sha256_of
 from toque.storage.bucket import has_wildcard, is_remote
 from toque.user_paths import named_path
@@ -47,10 +48,15 @@ class SourceFile:
 
     @cached_property
     def plain_bytes(self) -> int:
-        """Decompressed size in bytes, from Parquet's metadata or an estimate by `plain_size`."""
+        """Decompressed size in bytes, from a table's metadata or an estimate by `plain_size`."""
         with self.path.open("rb") as stream:
-            is_parquet = columnar_format(stream.read(8)) == "parquet"
-        size = decompressed_bytes(self.path) if is_parquet else plain_size(self.path)
+            start = stream.read(SIGN_BYTES)
+        if columnar_format(start) == "parquet":
+            size = decompressed_bytes(self.path)
+        elif is_workbook(start):
+            size = workbook_bytes(self.path)
+        else:
+            size = plain_size(self.path)
         return max(self.bytes, size)
 
 

@@ -25,7 +25,7 @@ import pytest
 
 from toque.cooking.schemas.reader import RecipeReader
 from toque.sources.layouts import UnknownFormatError
-from toque.sources.records import BlockExamples
+from toque.sources.records import BlockExamples, examples_in
 from toque.workflows.configure import configure
 from toque.workflows.prepared_store import open_sources
 
@@ -330,6 +330,25 @@ def test_cooklang_becomes_plain_sentences(tmp_path):
     assert "fry onion for 5 minutes" in example.target
     assert "Simmer for 30 minutes zqfirst" in example.target
     assert example.target.count("- salt") == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "cp437"])
+@pytest.mark.parametrize("title", ["Crème brûlée", "Döner", "Jalapeño Salsa"])
+def test_mealmaster_is_decoded_by_its_letters(tmp_path, title, encoding):
+    text = MEALMASTER.replace("Cherry zqtitle Pie", title).replace(
+        "flour\n", "flour at 180°\n"
+    )
+    path = tmp_path / "pie.mmf"
+    path.write_bytes(text.encode(encoding))
+    blocks, _ = read(path)
+    first = next(example for block in blocks for example in block.examples)
+    assert title in first.prompt
+    assert "180°" in first.target
+    # The setting has the same result.
+    config = configure(data={"sources": [{"path": str(path)}], "encoding": encoding})
+    (source,) = open_sources(config, say=lambda _: None)
+    block = next(source.reader.blocks(path))
+    assert examples_in(block, source.reader).examples[0] == first
 
 
 def test_mealmaster_columns_and_continued_lines(tmp_path):

@@ -13,9 +13,9 @@ import toque
 from fixtures.servers import in_a_thread
 from toque.runs.places import RunFinder
 from toque.serving.batcher import ServedModels
+from toque.serving.completions import ChatRequest, CompletionRequest
 from toque.serving.gate import Limits
 from toque.serving.model_app import build_model_app
-from toque.serving.protocol import ChatRequest, CompletionRequest
 from toque.serving.request_body import parse_request
 from toque.serving.request_errors import RequestError
 from toque.serving.server import LOOPBACK_NAMES, Server, allowed_hosts

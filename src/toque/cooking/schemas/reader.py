@@ -90,7 +90,7 @@ class RecipeReader:
 
     columns: Mapping[str, str] = field(default_factory=dict)  # field per role
     tasks: tuple[Task, ...] = ("write",)
-    version: int = 16  # increased if the same bytes give different examples
+    version: int = 17  # increased if the same bytes give different examples
     encoding: str = UTF_8
 
     @property
@@ -201,8 +201,8 @@ class RecipeReader:
                 return self._export_format(path, export)
             raise UnknownFormatError(
                 f"{path} is not in a known recipe format: it begins {first_line(start)!r}. Recipes "
-                "are read from JSON, JSON lines, CSV or TSV with a header row, Parquet, web pages "
-                "with schema.org data, Cooklang, Meal-Master and RecipeML. For plain text to "
+                "are read from JSON, JSON lines, CSV, TSV or Excel with a header row, Parquet, web "
+                "pages with schema.org data, Cooklang, Meal-Master and RecipeML. For plain text to "
                 "pretrain on, set format: text for the source."
             )
         if is_entire_file and start.strip() in (b"{}", b"[]"):
@@ -241,6 +241,7 @@ class RecipeReader:
     ) -> Iterator[tuple[int, Recipe | str, Raw]]:
         """Read the number, recipe or reason for dropping it, and raw form of each record."""
         contents = unpack(block)
+        notes.update(contents.meta.get("remarks", {}))
         columns = tuple(sorted(self.columns.items()))
         for number, raw in _RECORDS_OF_KIND[contents.kind](contents):
             if isinstance(raw, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,12 @@ from toque.sources.records import (
 COOKLANG: Final = "cooklang"
 """Format with weak signs. A table may have such a text in its cells."""
 _SUFFIXES: Final = (".cook", ".txt", ".md", ".gz", ".zst", ".xz", ".bz2")
+_DOS_LETTERS: Final = re.compile(
+    rb"[A-Za-z](?:[\x81-\x84\x87-\x8d]|[\x91\x93-\x95\xa1-\xa4](?=[A-Za-z]))|\d[\xab\xac\xf8]"
+)
+"""Letters such as "e" with an accent, fractions and degrees in CP437. In Windows-1252 these bytes
+are quotation marks and signs, which do not follow a letter or a digit."""
+_WINDOWS_LETTERS: Final = re.compile(rb"[A-Za-z][\xc0-\xff]|\d[\xb0\xbc-\xbe]")
 _GROUP_BYTES: Final = 1 << 20
 """Bytes of a block, which has one or several recipes."""
 
@@ -81,11 +88,13 @@ def export_records(contents: Contents) -> Numbered:
 
 
 def _decode(text: bytes) -> str:
-    """Decode UTF-8 or, as in old exports, Windows-1252."""
+    """Decode UTF-8 or, as in old exports, the encoding of Windows or of DOS (CP437)."""
     try:
         return text.decode()
     except UnicodeDecodeError:
-        return text.decode("cp1252", "replace")
+        n_dos = len(_DOS_LETTERS.findall(text))
+        n_windows = len(_WINDOWS_LETTERS.findall(text))
+        return text.decode("cp437" if n_dos > n_windows else "cp1252", "replace")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ MAX_UNKNOWN = 0.25
 """Largest fraction of unknown tokens for which a store is written."""
 ENCODING_HINT = (
     "Many bytes are not UTF-8, so the files may have an older encoding. Set data.encoding=cp1252, "
-    "the encoding of most Western European exports, or data.encoding=latin-1."
+    "the encoding of most Western European exports, or data.encoding=latin-1. Programs for DOS "
+    "use data.encoding=cp437."
 )
 _MAX_DAMAGED_BYTES = 100
 """Largest number of lost bytes that may be damage. If there are more, the encoding is probably

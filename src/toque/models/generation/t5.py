@@ -27,6 +27,24 @@ _SPARE_BIAS_COLUMNS = 256
 """Number of spare columns in a position bias, so that few steps need to compute it again."""
 
 
+def encode(
+    core: PreTrainedModel, prompts: Sequence[Sequence[int]], pad_id: int
+) -> tuple[Tensor, Tensor]:
+    """Encode prompts with a T5's encoder.
+
+    Returns:
+        The last hidden states [n, P, D], and whether a position has a token [n, P].
+    """
+    tokens = pad_prompts(prompts, pad_id, core.device)
+    width = tokens.shape[1]
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=tokens.device)
+    is_token = torch.arange(width, device=tokens.device) < lengths[:, None]
+    mask = is_token[:, None, None, :].expand(-1, -1, width, -1)
+    encoder = core.get_submodule("encoder")
+    states: Tensor = encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
+    return states, is_token
+
+
 class T5Decoding:
     """Decoding steps of live rows.
 
@@ -64,16 +82,8 @@ class T5Decoding:
         self, prompts: Sequence[Sequence[int]], places: Sequence[tuple[int, slice]]
     ) -> None:
         """Encode prompts, and store the keys and values of the cross-attention."""
-        tokens = pad_prompts(prompts, self.pad_id, self.core.device)
-        rows, width = tokens.shape
-        lengths = torch.tensor(
-            [len(prompt) for prompt in prompts], device=tokens.device
-        )
-        is_token = torch.arange(width, device=tokens.device) < lengths[:, None]
-        mask = is_token[:, None, None, :].expand(-1, -1, width, -1)
-        encoder = self.core.get_submodule("encoder")
-        source = encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
-
+        source, is_token = encode(self.core, prompts, self.pad_id)
+        rows, width = is_token.shape
         head_size = self.core.config.d_kv
         for number, block in enumerate(self.decoder.block):
             attention = block.layer[1].EncDecAttention
