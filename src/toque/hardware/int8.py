@@ -15,7 +15,7 @@ _USUAL_ROWS: Final = 64
 
 
 def has_fast_int8(device: torch.device) -> bool:
-    """True for a CPU with AVX512-VNNI, where the sums of int8 products cannot overflow."""
+    """True for a CPU with AVX512-VNNI. On others, sums of int8 products may overflow."""
     # It has no public name.
     return device.type == "cpu" and bool(torch.cpu._is_vnni_supported())  # noqa: SLF001
 
@@ -67,7 +67,7 @@ class Int8Linear(nn.Module):
     """Linear layer with an int8 copy of a weight [out, in], with a scale for each output.
 
     An input is rounded to 8 bits with a scale for each row (Dettmers et al. 2022, arXiv 2208.07339,
-    section 2.1). The products are exact, so a row does not depend on the other rows.
+    section 2.1). The products are exact, so a row is the same in every batch.
     """
 
     weight = None  # transformers' T5 converts its states if this is a tensor
