@@ -15,7 +15,7 @@ _USUAL_ROWS: Final = 64
 
 
 def has_fast_int8(device: torch.device) -> bool:
-    """True for a CPU with AVX512-VNNI. On others, sums of int8 products may overflow."""
+    """True for a CPU with AVX512-VNNI. Without it, sums of int8 products may overflow."""
     # It has no public name.
     return device.type == "cpu" and bool(torch.cpu._is_vnni_supported())  # noqa: SLF001
 

@@ -284,10 +284,19 @@ def test_wrong_settings_are_refused_and_no_prompts_are_none(tiny):
             generate(model, [[5]], **wrong, **IDS)
 
 
-@pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
+_SAMPLED = {"temperature": 1.0, "seed": 3}
+_SLOW_PAIRS = [(kind, {}) for kind in ("gpt2", "llama")]
+_SLOW_PAIRS += [(kind, _SAMPLED) for kind in ("t5", "llama")]
+_SLOW_PAIRS += [(kind, {"no_repeat_ngram_size": 2}) for kind in ("t5", "gpt2")]
+
+
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 1.0, "seed": 3}, {"no_repeat_ngram_size": 2}]
-)
+    ("kind", "settings"),
+    [
+        ("t5", {}), ("gpt2", _SAMPLED), ("llama", {"no_repeat_ngram_size": 2}),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in _SLOW_PAIRS),
+    ],
+)  # fmt: skip
 def test_where_memory_runs_out_fewer_rows_write_the_same(kind, settings, tiny):
     """Its embedding takes 3 rows at most, from the 3rd look on: in the middle of answers."""
     model = tiny(kind)
