@@ -63,6 +63,7 @@ from toque.workflows.run_folder.continuation import (
     prepare_run_folder,
 )
 from toque.workflows.run_folder.run_log import LoggedReporter
+from toque.workflows.run_folder.start_adapter import continue_optimizer
 from toque.workflows.run_folder.weights import load_start_weights, start_folder
 
 
@@ -177,6 +178,8 @@ def _run_session(
         load_start_weights(run.trainer, store, weights, reporter.notice)
         if run.evaluator.limit is not None:
             run.evaluator.limit.from_scratch = False
+    elif checkpoint is None:
+        continue_optimizer(run.trainer, settings, reporter.notice)
     if ranks.is_main:
         refuse_small_disk(run.trainer, settings)
         write_config(config)
