@@ -97,7 +97,12 @@ def test_two_halves_equal_one_run_over_both(settings, first, monkeypatch, tmp_pa
 @pytest.mark.parametrize(
     ("start", "optim", "reason"),
     [
-        ("model", {}, "/first/model is not a run with a checkpoint"),
+        pytest.param(
+            "model",
+            {},
+            "/first/model is not a run with a checkpoint",
+            marks=pytest.mark.slow,
+        ),
         ("", {"betas": [0.9, 0.95]}, "optim.betas was None and is [0.9, 0.95]"),
     ],
 )
@@ -114,6 +119,7 @@ def test_a_new_optimizer_is_announced(settings, first, start, optim, reason):
     assert (run.folder / "start-adapter" / WEIGHTS).is_file()
 
 
+@pytest.mark.slow
 def test_a_best_model_that_is_not_the_last_has_no_optimizer(settings, first, tmp_path):
     copy = tmp_path / "best"
     shutil.copytree(first, copy)

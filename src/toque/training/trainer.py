@@ -94,7 +94,7 @@ class Trainer:
     base_sha256: str | None = None
     # SHA-256 of the manifest of the checkpoint that the run started from.
     begun_from: str | None = None
-    # Updates of the runs whose optimizer this run continues. Random numbers count them too.
+    # Updates of earlier runs, if this run continues their optimizer. Random numbers count them.
     earlier_updates: int = 0
     prefetch: Callable[[BatchStream, Cursor], Feed] = Prefetch
     feed_part: Part = "data_wait"  # part of the time until a batch
@@ -522,7 +522,7 @@ class Trainer:
         self.earlier_updates = resume.count_earlier_updates(checkpoint)
 
     def continue_optimizer(self, checkpoint: Checkpoint) -> None:
-        """Begin with the optimizer of another run, whose weights the model already has.
+        """Begin with the optimizer of another run. The model already has the weights of that run.
 
         Raises:
             CheckpointError: The checkpoint does not fit the model or the optimizer.

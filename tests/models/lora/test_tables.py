@@ -46,7 +46,13 @@ MODULES = {
     "gpt2": ["lm_head", "wte"],
     "llama": ["embed_tokens", "lm_head"],
 }
-each_kind = pytest.mark.parametrize("kind", MODULES)
+each_kind = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (kind.startswith("t5")))
+        for kind in MODULES
+    ],
+)
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ def test_it_loads_here_and_in_peft_and_merges(kind, base, tmp_path):
 
 
 @each_kind
-def test_the_trained_weights_are_the_adapter_and_the_matrices(kind, base, tmp_path):
+def test_the_trained_weights_are_the_adapter_and_the_matrices(kind, base):
     model, base_hash = begun(base, "embeddings")
     tables = {name: p for name, p in trained(model).items() if "lora" not in name}
     assert [id(p) for p in tables.values()] == [id(embedding(model))]
@@ -120,7 +126,7 @@ def test_the_trained_weights_are_the_adapter_and_the_matrices(kind, base, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["llama"])
-def test_new_tokens_train_their_rows_in_the_other_matrix(kind, base, tmp_path):
+def test_new_tokens_train_their_rows_in_the_other_matrix(base, tmp_path):
     model = saved(base, tmp_path / "a", "embeddings", tokens=(59, 60))
     assert model.peft_config["default"].trainable_token_indices == {"lm_head": [59, 60]}
     loaded = load_with_adapter(tmp_path / "a", merge=False)
@@ -131,7 +137,7 @@ def test_new_tokens_train_their_rows_in_the_other_matrix(kind, base, tmp_path):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("quantised", [None, "int8"])
-def test_it_is_loaded_on_a_base_in_fewer_bits(kind, quantised, base, tmp_path):
+def test_it_is_loaded_on_a_base_in_fewer_bits(quantised, base, tmp_path):
     held = FrozenFormat(torch.bfloat16, quantised)
     model = saved(base, tmp_path / "a", "embeddings", held=held)
     assert embedding(model).dtype == torch.float32
@@ -141,7 +147,7 @@ def test_it_is_loaded_on_a_base_in_fewer_bits(kind, quantised, base, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["llama"])
-def test_a_shared_base_is_refused_by_name(kind, base, tmp_path):
+def test_a_shared_base_is_refused_by_name(base, tmp_path):
     saved(base, tmp_path / "a", "embeddings")
     saved(base, tmp_path / "b")
     both = {"a": tmp_path / "a", "b": tmp_path / "b"}
@@ -169,7 +175,7 @@ def test_other_modules_of_peft_are_refused(kind, modules, reason, base, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["llama"])
-def test_an_untied_head_of_peft_is_read(kind, base, tmp_path):
+def test_an_untied_head_of_peft_is_read(base, tmp_path):
     model = of_peft(base, tmp_path / "a", modules_to_save=["model.embed_tokens"])
     loaded = load_with_adapter(tmp_path / "a")
     torch.testing.assert_close(sample_logits(loaded), sample_logits(model))

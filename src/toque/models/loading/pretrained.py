@@ -374,7 +374,7 @@ class AdaptedBase:
     add: Callable[[PreTrainedModel], None]  # grows the vocabulary and adds the adapters
     # Read all matrices in float32 first, because DoRA computes with them.
     read_whole: bool
-    # Called after the base is hashed, with a model whose embedding or head an adapter replaces.
+    # Replaces the embedding and the head by an adapter's, after the base is hashed.
     fill_tables: Callable[[PreTrainedModel], None] = lambda _model: None
 
     @cached_property

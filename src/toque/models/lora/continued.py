@@ -70,7 +70,9 @@ def with_values_of_start(adapter: AdapterConfig) -> AdapterConfig:
         "alpha": config.lora_alpha,
         "target_modules": tuple(sorted(config.target_modules)),
     }
-    if adapter.also_train:  # `load_start` compares it, because a shared matrix has two names
+    if (
+        adapter.also_train
+    ):  # `load_start` compares it, because a shared matrix has two names
         values["also_train"] = adapter.also_train
     for name in (adapter.model_fields_set | {"kind"}) & values.keys() - {"also_train"}:
         value = getattr(adapter, name)

@@ -31,7 +31,7 @@ def train_tables(model: PreTrainedModel, names: Sequence[TableName]) -> list[str
     for name in names:
         is_head = name == "head"
         matrix = model.get_parameter(f"{HEAD}.weight") if is_head else embedding(model)
-        matrix.requires_grad_(True)  # noqa: FBT003  # PyTorch's signature
+        matrix.requires_grad_(True)
         selected.add(id(matrix))
     paths = _paths_of(model, selected)
     return sorted({path.rpartition(".")[-1] for path in paths})
