@@ -160,6 +160,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "adapter.alpha": ("64.0", "losses"),
     "adapter.dropout": ("0.5", "losses"),
     "adapter.target_modules": ("all", "losses"),
+    "adapter.also_train": ("[embeddings]", "losses"),
     "adapter.quantize_base": ("int8", "losses"),
     "train.stop_after": ("4 steps", "losses"),
     "train.time_limit": ("0.001 seconds", "refusal"),

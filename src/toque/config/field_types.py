@@ -280,6 +280,7 @@ OwnTaskName = Annotated[
 ]
 """A task that the user defines."""
 DifficultyName = Literal["easy", "medium", "hard"]
+TableName = Literal["embeddings", "head"]
 
 Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 """A fraction of at least 0 and below 1."""

@@ -17,7 +17,9 @@ from toque.config.field_types import (
     DifficultyName,
     Fraction,
     Interval,
+    Once,
     RewardName,
+    TableName,
 )
 from toque.units import Duration
 
@@ -49,6 +51,11 @@ class AdapterConfig(Config):
     ) = "auto"
     """Linear layers with an adapter, by the last part of their names. auto: the attention's q
     and v projections, or its joined projection. all: all linear layers except the output head."""
+    also_train: Annotated[
+        tuple[TableName, ...], AsTuple, Once, Allowed("a list of embeddings, head")
+    ] = ()
+    """Whole matrices to train next to the adapter: embeddings, the output head. If they share a
+    matrix, either name selects it. A continued adapter trains the same matrices as before."""
     quantize_base: Literal["int8", "nf4"] | None = None
     """Store the frozen matrices with 8 (int8) or 4 (nf4) bits per weight, and dequantize them for
     each matmul (QLoRA, Dettmers et al. 2023). nf4 needs the extra quant. null: store them in the

@@ -297,7 +297,7 @@ def label_slices(
         "length": [_length_label(reference) for reference in references],
         "difficulty": _difficulty_labels(store, rows),
         "task": _task_labels(store, rows, task_names),
-        "source": _source_labels(store, rows),
+        "source": source_labels(store, rows),
     }
     columns = {name: labels for name, labels in columns.items() if labels}
     return [
@@ -327,7 +327,7 @@ def _task_labels(
     return [task_names[task] if task != NO_TASK else "none" for task in tasks]
 
 
-def _source_labels(store: TokenStore, rows: Sequence[int]) -> list[str]:
+def source_labels(store: TokenStore, rows: Sequence[int]) -> list[str]:
     """Return the number and first file name of each row's source, or nothing for one source."""
     first_files: dict[int, str] = {}
     for entry in store.manifest.sources:

@@ -19,7 +19,7 @@ _MAX_COLUMNS: Final = 6
 
 
 def make_score_grids(evaluation: Record) -> list[Grid]:
-    """Build the tables for all texts, for memorisation, for tasks, and for each slicing.
+    """Build the tables for all texts, sources, memorisation, tasks, and for each slicing.
 
     The file may be untrusted.
     """
@@ -34,6 +34,7 @@ def make_score_grids(evaluation: Record) -> list[Grid]:
     ]
     grids = [
         _make_main_grid(evaluation),
+        _make_source_grid(dict_or_empty(evaluation.get("sources"))),
         _make_memorisation_grid(dict_or_empty(evaluation.get("memorisation"))),
         _make_task_grid(tasks),
         *_make_confusion_grids(tasks),
@@ -63,6 +64,20 @@ def _make_main_grid(evaluation: Record) -> Grid:
     method = dict_or_empty(evaluation.get("method"))
     note = "; ".join(f"{name}: {value}" for name, value in method.items())
     return Grid(("measure", "value", "interval", "over"), rows, note, title)
+
+
+def _make_source_grid(sources: Mapping[str, Any]) -> Grid:
+    """Make the table of the held-out loss per source, before and after training."""
+    names = ("examples", "before", "after", "change")
+    rows = [
+        (source, *(_format_first(dict_or_empty(losses).get(name)) for name in names))
+        for source, losses in sources.items()
+    ]
+    note = (
+        "Held-out loss in nats per token, before the first update and at the end. A positive "
+        "change means that the model forgot."
+    )
+    return Grid(("source", *names), rows, note, "What it forgot")
 
 
 def _make_slice_grids(slicings: Record) -> Iterator[Grid]:

@@ -34,6 +34,7 @@ _FOLDERS: Final = (
     "model",
     "outbox",
     "set-aside",
+    "start-adapter",
     "tensorboard",
     "trace",
 )

@@ -94,6 +94,8 @@ class Trainer:
     base_sha256: str | None = None
     # SHA-256 of the manifest of the checkpoint that the run started from.
     begun_from: str | None = None
+    # Updates of earlier runs, if this run continues their optimizer. Random numbers count them.
+    earlier_updates: int = 0
     prefetch: Callable[[BatchStream, Cursor], Feed] = Prefetch
     feed_part: Part = "data_wait"  # part of the time until a batch
     background_saves: bool = False  # `fit` still waits for the last save
@@ -270,7 +272,7 @@ class Trainer:
         step = self.progress.step
         grad_norm = self.runtime.clip_gradients(self.optimizer, self.max_grad_norm)
         if self.noise is not None:
-            self.noise.add(self.model, step)
+            self.noise.add(self.model, self.earlier_updates + step)
         is_good = self.guard.should_apply(step, lr, loss, grad_norm, batch)
         self.clock.lap("clip")
         self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=is_good)
@@ -296,7 +298,7 @@ class Trainer:
         # A previous attempt that ran out of memory may have left gradients.
         self.optimizer.zero_grad(set_to_none=True)
         self.measurements.clear(self.runtime.device)
-        self.runtime.seed(self.seed, step)
+        self.runtime.seed(self.seed, self.earlier_updates + step)
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
         n_micro_batches = len(micro_batches)
@@ -346,7 +348,7 @@ class Trainer:
             # Try the rows of the update first, then one row at a time: this model is not compiled
             # and so needs more memory.
             for rows in sorted({self.oom_fallback.rows_at(bad.step), 1}, reverse=True):
-                self.runtime.seed(self.seed, bad.step)
+                self.runtime.seed(self.seed, self.earlier_updates + bad.step)
                 micro_batches = bad.batch.split(rows)
                 try:
                     origin = find_nonfinite_origin(
@@ -483,7 +485,10 @@ class Trainer:
         state = trainer_state.to_json(
             self._stateful, self._ranks, base=self.base_sha256
         )
-        return state | {"begun_from": self.begun_from}
+        return state | {
+            "begun_from": self.begun_from,
+            "earlier_updates": self.earlier_updates,
+        }
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of this run.
@@ -514,6 +519,18 @@ class Trainer:
                 f"for the {self.goal} starts again"
             )
         self.begun_from = checkpoint.state().get("begun_from")
+        self.earlier_updates = resume.count_earlier_updates(checkpoint)
+
+    def continue_optimizer(self, checkpoint: Checkpoint) -> None:
+        """Begin with the optimizer of another run. The model already has the weights of that run.
+
+        Raises:
+            CheckpointError: The checkpoint does not fit the model or the optimizer.
+        """
+        resume.load_optimizer(checkpoint, self.model, self.optimizer)
+        self.runtime.load_state_dict(checkpoint.state()["runtime"])
+        earlier = resume.count_earlier_updates(checkpoint)
+        self.earlier_updates = earlier + checkpoint.step
 
     def _build_run_start(self, leftovers: list[str]) -> RunStart:
         """Describe the start of a session, with notes about it and the removed `leftovers`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -17,6 +17,9 @@ from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.store.token_store import TokenStore
 from toque.errors import join_first
 from toque.models.flops import parameter_counts
+from toque.models.lora.adapter_files import saved_modules
+from toque.models.lora.frozen import is_added
+from toque.models.lora.layers import ADAPTER
 from toque.reporter import millions
 from toque.training.autotune import Fitted
 from toque.training.bottlenecks import few_updates
@@ -158,10 +161,13 @@ def _describe_model(config: RunConfig, model: PreTrainedModel) -> str:
     )
     if config.adapter is None:
         return text
-    share = counts.trainable / (counts.total - counts.trainable)
+    n_added = sum(p.numel() for name, p in model.named_parameters() if is_added(name))
+    share = counts.trainable / (counts.total - n_added)
     megabytes = counts.trainable * 4 / 1e6  # in float32
+    modules = saved_modules(cast("Any", model).peft_config[ADAPTER])
+    parts = ", ".join((f"{config.adapter.kind} adapter", *modules))
     return (
-        f"{text}, {config.adapter.kind} adapter of {counts.trainable:,} parameters "
+        f"{text}, {parts} of {counts.trainable:,} parameters "
         f"({share:.2%}, {megabytes:,.1f} MB)"
     )
 

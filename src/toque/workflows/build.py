@@ -62,6 +62,7 @@ from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.workflows.banner import Banner, build_banner
 from toque.workflows.run_folder.continuation import is_at_end
+from toque.workflows.run_folder.start_adapter import adapter_of_run
 from toque.workflows.run_length import (
     Length,
     find_length,
@@ -228,7 +229,8 @@ def _build_parts(
 
 def model_to_train(config: RunConfig, tokens: SpecialTokens) -> ModelToTrain:
     """Describe the run's model with the tokenizer's special tokens. Load no weights."""
-    return ModelToTrain(config.model, config.adapter, tokens, config.seed)
+    adapter = adapter_of_run(config)
+    return ModelToTrain(config.model, adapter, tokens, config.seed)
 
 
 def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedModel:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore
     from toque.evaluation.heldout_loss import HeldOut
     from toque.evaluation.memorisation import Memorisation
+    from toque.evaluation.source_losses import SourceLoss
     from toque.evaluation.task_scores import TaskScores
     from toque.evaluation.text_samples import Sample
     from toque.evaluation.text_scores import Scores
@@ -66,6 +67,8 @@ class Evaluation:
     """Losses of the held-out examples."""
     memorisation: Memorisation | None = None
     """Word sequences that occur both in the texts and in training examples."""
+    sources: Sequence[SourceLoss] = ()
+    """Losses per source before and after training. Empty for a single source."""
     texts_left_out: int = 0
     """Number of texts that were not generated because the run reached its time limit."""
 
@@ -118,6 +121,7 @@ class Evaluation:
         record = {
             "step": self.step,
             "heldout": dict(self.heldout),
+            "sources": {loss.source: loss.record() for loss in self.sources},
             "tasks": {scores.task: scores.record() for scores in self.tasks},
             "generated": self._generated_record(),
             "intervals": intervals,
@@ -163,6 +167,7 @@ class Evaluation:
             self._loss_line(),
             f"  over {self.heldout['target_tokens']:,.0f} target tokens",
         ]
+        lines += [f"  {loss}" for loss in self.sources]
         for scores in self.tasks:
             lines += scores.lines()
         if self.texts.n_texts:
@@ -289,6 +294,7 @@ def evaluate(
 def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluation:
     """Score a model on the data of a configuration."""
     with reporter.working("loading torch"):
+        from toque.evaluation.source_losses import read_before
         from toque.evaluation.text_samples import held_out_prompts
         from toque.evaluation.text_scores import ScoresByTask
         from toque.models.families import family_of
@@ -334,6 +340,7 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
             losses,
             samples,
             step=opened.step,
+            before=read_before(config_of(folder).parent) if is_runs_data else {},
             reporter=reporter,
         )
 
@@ -354,10 +361,15 @@ def evaluate_samples(
     samples: Sequence[Sample],
     *,
     step: int | None,
+    before: Mapping[str, float],
     reporter: Reporter = SILENT,
 ) -> Evaluation:
-    """Score texts and tasks, and combine the scores with the held-out losses of the model."""
+    """Score texts and tasks, and combine the scores with the held-out losses of the model.
+
+    `before` are the losses per source before training.
+    """
     from toque.evaluation.memorisation import measure_memorisation
+    from toque.evaluation.source_losses import compare_with_before
     from toque.evaluation.task_scores import score_tasks
     from toque.evaluation.text_scores import ScoresByTask
 
@@ -376,7 +388,7 @@ def evaluate_samples(
         memorisation = measure_memorisation(samples, store, count)
 
     local_heldout = heldout.alone()  # this rank scores the examples of all ranks
-    examples = _measure_examples(store, model, local_heldout, reporter)
+    measured = _measure_examples(store, model, local_heldout, reporter)
     task_scores = score_tasks(
         model,
         local_heldout,
@@ -385,13 +397,18 @@ def evaluate_samples(
         at_most=config.evaluation.max_examples,
         reporter=reporter,
     )
-    return Evaluation(step, metrics, text_scores, task_scores, examples, memorisation)
+    encoder = bool(model.config.is_encoder_decoder)
+    sources = compare_with_before(store, measured, before, encoder=encoder)
+    examples = _tabulate_examples(store, measured, heldout)
+    return Evaluation(
+        step, metrics, text_scores, task_scores, examples, memorisation, sources
+    )
 
 
 def _measure_examples(
     store: TokenStore, model: PreTrainedModel, heldout: HeldOut, reporter: Reporter
-) -> TextTable:
-    """Measure the loss of each held-out example, for `toque compare`.
+) -> list[tuple[int, float, float]]:
+    """Measure the store row, nats and weight of each held-out example.
 
     Of a preference pair, only the chosen answer is an example.
     """
@@ -400,6 +417,13 @@ def _measure_examples(
     if store.has_pairs:
         is_chosen = store.column(PREFERRED) == 1
         measured = [example for example in measured if is_chosen[example[0]]]
+    return measured
+
+
+def _tabulate_examples(
+    store: TokenStore, measured: Sequence[tuple[int, float, float]], heldout: HeldOut
+) -> TextTable:
+    """Tabulate the losses of held-out examples for `toque compare`."""
     rows, nats, weights = zip(*measured, strict=True)
     codec = store.codec()
     targets = [codec.decode(store.learnt_ids(row)) for row in rows]

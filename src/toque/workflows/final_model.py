@@ -15,6 +15,7 @@ from toque.data.store.token_store import refuse_replaced
 from toque.data.tokenizer.codec import Codec
 from toque.errors import CheckpointError, in_shell
 from toque.evaluation.sample_writer import choose_main_score, format_excerpt
+from toque.evaluation.source_losses import read_before
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.models.loading.card_usage import adapter_usage, with_usage
 from toque.models.loading.model_export import save_adapter, save_model
@@ -126,6 +127,7 @@ def _score(
         losses,
         samples,
         step=step,
+        before=read_before(Path(run.config.run_dir)),
         reporter=reporter,
     )
     evaluation = replace(scores, texts_left_out=n_left_out)
@@ -223,6 +225,8 @@ def _summarise(evaluation: Evaluation, watched: Sequence[str]) -> str:
     if name := choose_main_score(evaluation.texts.overall, watched):
         score = evaluation.texts.overall[name]
         summary += f", {name.replace('_', ' ')} {score.value:.2f} ({score.n:,} texts)"
+    for source in evaluation.sources:
+        summary += f"; {source}"
     return summary
 
 

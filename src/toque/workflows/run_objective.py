@@ -34,6 +34,7 @@ from toque.training.optimisations import choose_prefetch, head_rows
 from toque.training.runtime import Runtime
 from toque.training.strategy import PlacedModel
 from toque.units import Cursor
+from toque.workflows.run_folder.start_adapter import adapter_of_run
 
 Reference = NDArray[np.float32] | nn.Module
 """Reference of an objective: the nats of each answer for dpo, [store rows], or a model for `kl`."""
@@ -79,7 +80,8 @@ def check_start_weights(
     if not config.objective.kl:
         return ()
     # Without an adapter, all weights are the start.
-    sha256 = start_hash(config.adapter, placed.base_sha256) or base_sha256(placed.model)
+    adapter_hash = start_hash(adapter_of_run(config), placed.base_sha256)
+    sha256 = adapter_hash or base_sha256(placed.model)
     return (StartWeights(config.model.start_from, sha256),)
 
 
@@ -106,7 +108,7 @@ def build_reference(
             layout,
             runtime,
             placed.sharing,
-            base_sha256=start_hash(config.adapter, placed.base_sha256),
+            base_sha256=start_hash(adapter_of_run(config), placed.base_sha256),
             continues=continues,
             reporter=reporter,
         )

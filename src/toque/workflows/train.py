@@ -16,8 +16,9 @@ from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.data.store.token_store import TokenStore, pinned_store
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
 from toque.evaluation.evaluator import goal_of
+from toque.evaluation.source_losses import measure_by_source
 from toque.evaluation.text_scores import ScoresByTask
-from toque.reporter import SILENT, Reporter
+from toque.reporter import SILENT, Reporter, counting
 from toque.reports.verdict import judge_run
 from toque.runs.run_files import refuse_users_address, refuse_users_folder
 from toque.storage.bucket import RUNS, Bucket, BucketError, is_remote, open_bucket
@@ -38,7 +39,7 @@ from toque.training.distributed.process_group import (
     run_on_main_rank,
     versions,
 )
-from toque.training.observers.metrics_log import write_after_event
+from toque.training.observers.metrics_log import write_after_event, write_before_event
 from toque.training.observers.watchers import Watchers
 from toque.training.stopping import (
     INTERRUPTED,
@@ -63,6 +64,7 @@ from toque.workflows.run_folder.continuation import (
     prepare_run_folder,
 )
 from toque.workflows.run_folder.run_log import LoggedReporter
+from toque.workflows.run_folder.start_adapter import continue_optimizer
 from toque.workflows.run_folder.weights import load_start_weights, start_folder
 
 
@@ -177,12 +179,26 @@ def _run_session(
         load_start_weights(run.trainer, store, weights, reporter.notice)
         if run.evaluator.limit is not None:
             run.evaluator.limit.from_scratch = False
+    elif checkpoint is None:
+        continue_optimizer(run.trainer, settings, reporter.notice)
     if ranks.is_main:
         refuse_small_disk(run.trainer, settings)
         write_config(config)
+    is_pretrained = weights is not None or settings.model.start_from != "scratch"
+    if checkpoint is None and is_pretrained:
+        _record_losses_before(run, reporter)
     end = run.trainer.fit()
     result, model_verdict = _finish_session(run, end, reporter)
     return _SessionEnd(result, model_verdict, was_over)
+
+
+def _record_losses_before(run: Run, reporter: Reporter) -> None:
+    """Record the held-out loss of each source before the first update of a pretrained model."""
+    evaluator = run.evaluator
+    with counting(reporter, "evaluating", "held-out examples by source") as count:
+        losses = measure_by_source(evaluator.heldout, run.model, run.store, count)
+    if losses and evaluator.ranks.is_main:
+        write_before_event(Path(run.config.run_dir), losses)
 
 
 def _lock_run(

@@ -55,11 +55,13 @@ from toque.models.lora.adapter_files import CONFIG as ADAPTER_CONFIG
 from toque.models.lora.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from toque.models.lora.adapter_files import (
     add_adapter,
+    fill_tables,
     is_adapter_folder,
     merge_adapter,
     read_config,
     recorded_format,
     refuse_another_base,
+    refuse_shared_base,
     required_rows,
     use_adapter,
 )
@@ -372,6 +374,8 @@ class AdaptedBase:
     add: Callable[[PreTrainedModel], None]  # grows the vocabulary and adds the adapters
     # Read all matrices in float32 first, because DoRA computes with them.
     read_whole: bool
+    # Replaces the embedding and the head by an adapter's, after the base is hashed.
+    fill_tables: Callable[[PreTrainedModel], None] = lambda _model: None
 
     @cached_property
     def _frame(self) -> PreTrainedModel | None:
@@ -396,12 +400,14 @@ class AdaptedBase:
             base_hash = base_sha256(model)
             hold_frozen(model, dtype, form)
             model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
+            self.fill_tables(model)
             return model, base_hash
 
         self.add(frame)
         read = partial(matrix_of, self.checked, frame)
         base_hash = read_frozen(frame, read, dtype=dtype, form=form, device=device)
         refuse_wrong_forward(frame)
+        self.fill_tables(frame)
         return frame, base_hash
 
     def needed(self, frozen_format: FrozenFormat, device: torch.device) -> NeededMemory:
@@ -523,13 +529,20 @@ def load_with_adapters(
             '"base_model_name_or_path" in this file to the folder or hub name of the base.'
         )
 
+    if len(folders) > 1:
+        refuse_shared_base(folders)
+
     def add(model: PreTrainedModel) -> None:
         grow_vocabulary(model, max(required_rows(folder) or 0 for folder in folders))
         for name, folder in adapters.items():
             add_adapter(folder, model, name=name)
 
+    def fill(model: PreTrainedModel) -> None:
+        for name, folder in adapters.items():
+            fill_tables(model, folder, name=name)
+
     read_whole = read_whole or any(config.use_dora for config in configs)
-    adapted = AdaptedBase(check_folder(str(base_path)), add, read_whole)
+    adapted = AdaptedBase(check_folder(str(base_path)), add, read_whole, fill)
     frozen_format = adapted.choose_format(formats, device)
     model, base_hash = adapted.placed(frozen_format, device)
     for folder in folders:

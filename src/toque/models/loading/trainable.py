@@ -21,6 +21,7 @@ from toque.models.loading.pretrained import (
 )
 from toque.models.lora.continued import (
     load_start,
+    load_start_tables,
     refuse_base_of_other,
     with_values_of_start,
 )
@@ -99,6 +100,9 @@ class ModelToTrain:
         attach(model, self._adapter, base=base, seed=self.seed, tokens=tokens)
         load_start(model, self._adapter)
 
+    def _load_start_tables(self, model: PreTrainedModel) -> None:
+        load_start_tables(model, self._adapter)
+
     def in_float32(self) -> PreTrainedModel:
         """Read or build the model with its adapter, in float32 on the CPU."""
         if self.section.start_from == "scratch":
@@ -106,13 +110,16 @@ class ModelToTrain:
         model = load_model(self.section.start_from, family=self.section.family)
         self.adapt(model)
         refuse_base_of_other(self.adapter, lambda: base_sha256(model))
+        self._load_start_tables(model)
         return model
 
     def base(self) -> AdaptedBase:
         """Check the base of an adapter run. `AdaptedBase.placed` reads its matrices later."""
         checked = check_folder(self.section.start_from, family=self.section.family)
         is_dora = self._adapter is not None and self._adapter.kind == "dora"
-        return AdaptedBase(checked, self.adapt, read_whole=is_dora)
+        return AdaptedBase(
+            checked, self.adapt, read_whole=is_dora, fill_tables=self._load_start_tables
+        )
 
     def placed(
         self, dtype: torch.dtype, device: torch.device

@@ -6,7 +6,7 @@ import copy
 import itertools
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from toque.errors import CheckpointError, ConfigError
 from toque.models.families import vocabulary_rows
 from toque.models.lora.frozen import FORMATS, FrozenFormat, base_sha256, format_of
 from toque.models.lora.layers import ADAPTER, import_peft, is_adapted
+from toque.models.lora.tables import refuse_other_modules, trained_tables
 from toque.storage.array_headers import open_weights, sort_metadata
 from toque.storage.no_follow import refuse_endless_files, write_new
 
@@ -54,7 +55,8 @@ _TENSOR_NAMES: Final = (
 )
 """Parts of the names of supported tensors.
 
-Other tensors are LoRA on an embedding and weights of the base itself, which are not supported.
+Other tensors are LoRA on an embedding and weights of the base itself. Of these, only the embedding
+and the head are supported.
 """
 
 
@@ -77,7 +79,13 @@ def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Te
             if parts[-2:] == ["lora_magnitude_vector", "weight"]:
                 parts.pop()
             tensors[_PREFIX + ".".join(parts)] = parameter.detach()
-    return tensors
+    return tensors | _table_tensors(model, name)
+
+
+def _table_tensors(model: PreTrainedModel, name: str) -> dict[str, Tensor]:
+    """Return the matrices that an adapter trained entirely, by their names in peft's files."""
+    tables = trained_tables(model, saved_modules(model.peft_config[name]))
+    return {_PREFIX + path: table.detach() for path, table in tables.items()}
 
 
 def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> None:
@@ -92,7 +100,9 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
             setattr(config, name, sorted(value))
     config.save_pretrained(str(folder))
     tensors = {
-        key: tensor.contiguous().cpu() for key, tensor in adapter_tensors(model).items()
+        # safetensors refuses modules that share a matrix.
+        key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for key, tensor in adapter_tensors(model).items()
     }
     metadata = {
         "format": "pt",
@@ -109,9 +119,10 @@ def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -
     Other adapters of the model remain loaded.
 
     Raises:
-        ConfigError: The adapter is not LoRA or does not fit the model.
+        ConfigError: The adapter is not LoRA, does not fit the model or changes its embedding.
         CheckpointError: The folder is damaged, or the adapter was trained on another base.
     """
+    refuse_shared_base([folder])
     refuse_another_base(folder, lambda: base_sha256(model))
     add_adapter(folder, model, name=name)
 
@@ -130,7 +141,8 @@ def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
 def add_adapter(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> None:
     """Add the adapter of `folder` to `model` and activate it, without checking the base's hash.
 
-    The model's matrices are not read, so they do not need memory.
+    The model's matrices are not read, so they do not need memory. `fill_tables` completes an
+    adapter that replaces the embedding or the head.
 
     Raises:
         ConfigError: The adapter is not LoRA or does not fit the model.
@@ -140,6 +152,10 @@ def add_adapter(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) ->
     config = read_config(folder)
     # The file has all values. Some initial values would be computed from the base's matrices.
     config.init_lora_weights = False
+    tables = saved_modules(config)
+    if tables:
+        refuse_other_modules(model, tables, folder)
+        config.modules_to_save = None  # peft would copy the modules
     try:
         with warnings.catch_warnings():
             # A model may have several adapters.
@@ -151,37 +167,65 @@ def add_adapter(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) ->
             f"The adapter {folder} does not fit a {model.config.model_type} model: {reason} Load "
             f"it on {config.base_model_name_or_path}."
         ) from error
+    config.modules_to_save = tables or None
     fill_adapter(model, folder, name=name)
     model.train(mode=False)
     use_adapter(model, name)
 
 
+@torch.no_grad()
 def fill_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
-    """Copy the weights of `folder` into the attached adapter `name`.
+    """Copy the weights of `folder` into the attached adapter `name`, without whole matrices.
 
     Raises:
         CheckpointError: The folder is damaged, or the names or shapes differ.
     """
+    parameters = adapter_tensors(model, name)
+    tables = _table_tensors(model, name)
     with _opened(folder / WEIGHTS) as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
-    _fill_parameters(adapter_tensors(model, name), tensors, file=folder / WEIGHTS)
+        keys = file.keys()
+        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in keys}
+        _refuse_other_shapes(parameters, shapes, file=folder / WEIGHTS)
+        for key in parameters.keys() - tables.keys():
+            parameters[key].copy_(file.get_tensor(key))
 
 
 @torch.no_grad()
-def _fill_parameters(
-    parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, file: Path
+def fill_tables(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
+    """Copy the embedding and head of `folder` into a model with the attached adapter `name`.
+
+    This changes the base, so its hash must be computed first.
+
+    Raises:
+        ConfigError: Modules that share a matrix have different ones in the file.
+    """
+    filled: dict[int, str] = {}
+    with _opened(folder / WEIGHTS) as file:
+        for key, table in _table_tensors(model, name).items():
+            stored = file.get_tensor(key).to(table)
+            other = filled.setdefault(table.data_ptr(), key)
+            if other != key and not torch.equal(table, stored):
+                raise ConfigError(
+                    f"{key} and {other} in {folder / WEIGHTS} differ, but they are one matrix in "
+                    "the base. Merge the adapter with peft (merge_and_unload) and use the merged "
+                    "model."
+                )
+            table.copy_(stored)
+
+
+def _refuse_other_shapes(
+    parameters: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], *, file: Path
 ) -> None:
-    """Copy a file's tensors into parameters. Raise a CheckpointError if names or shapes differ."""
+    """Raise a CheckpointError if names or shapes of a file's tensors and parameters differ."""
     problems = []
-    for key in parameters.keys() | tensors.keys():
-        if key not in tensors:
+    for key in parameters.keys() | shapes.keys():
+        if key not in shapes:
             problems.append(f"{key} is missing")
         elif key not in parameters:
             problems.append(f"{key} is not in the model")
-        elif tensors[key].shape != parameters[key].shape:
-            stored = tuple(tensors[key].shape)
+        elif shapes[key] != tuple(parameters[key].shape):
             expected = tuple(parameters[key].shape)
-            problems.append(f"{key} is {stored}, the model has {expected}")
+            problems.append(f"{key} is {shapes[key]}, the model has {expected}")
     if problems:
         examples = "; ".join(sorted(problems)[:3])
         raise CheckpointError(
@@ -189,8 +233,6 @@ def _fill_parameters(
             f"{examples}. Copy the folder again, or load the adapter on the model that it was "
             "trained on."
         )
-    for key, parameter in parameters.items():
-        parameter.copy_(tensors[key])
 
 
 def use_adapter(model: PreTrainedModel, name: str | None) -> None:
@@ -323,8 +365,12 @@ def _find_unsupported_tensor(weights: Path, config: dict[str, Any]) -> str:
         return ""
     with _opened(weights) as file:
         keys = sorted(file.keys())
+    modules = config.get("modules_to_save") or ()
+    tables = tuple(f"{name}.weight" for name in modules if isinstance(name, str))
     unsupported = [
-        key for key in keys if not any(name in key for name in _TENSOR_NAMES)
+        key
+        for key in keys
+        if not any(name in key for name in _TENSOR_NAMES) and not key.endswith(tables)
     ]
     if not unsupported:
         return ""
@@ -340,6 +386,22 @@ def _join_settings(settings: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} {json.dumps(value)[:40]}" for name, value in settings.items()
     )
+
+
+def saved_modules(config: Any) -> list[str]:
+    """Return the names of the modules that an adapter trains entirely, in order."""
+    return sorted(config.modules_to_save or ())
+
+
+def refuse_shared_base(folders: Sequence[Path]) -> None:
+    """Raise a ConfigError for an adapter that replaces the embedding or head of a shared base."""
+    for folder in folders:
+        if modules := saved_modules(read_config(folder)):
+            raise ConfigError(
+                f"The adapter {folder} also changes {', '.join(modules)}, so its base cannot be "
+                "shared with other adapters. Use it alone, or merge it into its base (`toque "
+                "export`) and use the merged model."
+            )
 
 
 def required_rows(folder: Path) -> int | None:

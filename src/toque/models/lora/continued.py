@@ -13,11 +13,13 @@ from toque.errors import ConfigError
 from toque.models.lora.adapter_files import (
     WEIGHTS,
     fill_adapter,
+    fill_tables,
     is_adapter_folder,
     read_config,
     refuse_another_base,
 )
 from toque.models.lora.layers import ADAPTER
+from toque.models.lora.tables import named_tables
 from toque.storage.atomic import sha256_of
 from toque.user_paths import named_path
 
@@ -62,12 +64,17 @@ def with_values_of_start(adapter: AdapterConfig) -> AdapterConfig:
         )
     kind = "dora" if config.use_dora else "rslora" if config.use_rslora else "lora"
     values = {
+        "also_train": named_tables(config.modules_to_save or ()),
         "kind": kind,
         "r": config.r,
         "alpha": config.lora_alpha,
         "target_modules": tuple(sorted(config.target_modules)),
     }
-    for name in (adapter.model_fields_set | {"kind"}) & values.keys():
+    if (
+        adapter.also_train
+    ):  # `load_start` compares it, because a shared matrix has two names
+        values["also_train"] = adapter.also_train
+    for name in (adapter.model_fields_set | {"kind"}) & values.keys() - {"also_train"}:
         value = getattr(adapter, name)
         chosen = tuple(sorted(value)) if isinstance(value, tuple) else value
         if chosen not in ("auto", values[name]):
@@ -82,7 +89,7 @@ def load_start(model: PreTrainedModel, adapter: AdapterConfig) -> None:
     """Load the weights of the adapter to continue into an attached adapter.
 
     Raises:
-        ConfigError: The adapter trained the rows of other tokens.
+        ConfigError: The adapter trained the rows of other tokens, or other whole matrices.
         CheckpointError: The weights do not fit the model.
     """
     folder = start_folder(adapter)
@@ -92,12 +99,31 @@ def load_start(model: PreTrainedModel, adapter: AdapterConfig) -> None:
     if folder is None or is_outline:
         return
     config: Any = model.peft_config[ADAPTER]
-    if config.trainable_token_indices != read_config(folder).trainable_token_indices:
+    start = read_config(folder)
+    saved = sorted(start.modules_to_save or ())
+    if saved != (config.modules_to_save or []):
+        raise ConfigError(
+            f"adapter.also_train is [{', '.join(adapter.also_train)}], but the adapter {folder}, "
+            f"which adapter.start_from continues, trained {', '.join(saved) or 'no matrix'} "
+            "entirely. Remove adapter.also_train."
+        )
+    if config.trainable_token_indices != start.trainable_token_indices:
         raise ConfigError(
             f"The adapter {folder} trained the rows of other tokens. Use the tokenizer that it was "
             "trained with."
         )
     fill_adapter(model, folder)
+
+
+def load_start_tables(model: PreTrainedModel, adapter: AdapterConfig | None) -> None:
+    """Load the embedding and head of the adapter to continue, after the base was hashed.
+
+    Raises:
+        ConfigError: Copies of a shared matrix differ.
+    """
+    folder = None if adapter is None else start_folder(adapter)
+    if folder is not None:
+        fill_tables(model, folder)
 
 
 def refuse_base_of_other(

@@ -17,10 +17,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from toque.config.field_types import TableName
 from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.models.families import embedding, family_of
 from toque.models.lora.quantised import silence_bitsandbytes
+from toque.models.lora.tables import HEAD, train_tables
 
 ADAPTER: Final = "default"  # peft's name for the trained adapter
 # Number of parameters from which rank 8 is the default. FLAN-T5-XL has 2.85e9.
@@ -60,7 +62,7 @@ def attach(
         base: Folder or hub name of the model, for adapter_config.json.
         seed: Seed of A.
         tokens: Ids of new tokens. Their rows of the embedding and the output head are trained too,
-            except in a T5 with its own output head.
+            except in a T5 with its own output head. `also_train` replaces them.
 
     Raises:
         ConfigError: `target_modules` contains an unknown name.
@@ -80,7 +82,7 @@ def attach(
         use_rslora=adapter.kind == "rslora",
         # GPT-2's Conv1D stores its matrix transposed.
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        trainable_token_indices=_token_tables(model, tokens),
+        trainable_token_indices=_token_tables(model, tokens, adapter.also_train),
         task_type="SEQ_2_SEQ_LM" if family.is_encoder_decoder else "CAUSAL_LM",
         base_model_name_or_path=base,
     )
@@ -88,6 +90,8 @@ def attach(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, model, ADAPTER)
+    # peft would train copies of the modules.
+    config.modules_to_save = train_tables(model, adapter.also_train) or None
     model.train(training)
 
 
@@ -162,11 +166,11 @@ def _default_targets(model: PreTrainedModel, existing: Sequence[str]) -> Sequenc
 
 
 def _token_tables(
-    model: PreTrainedModel, tokens: Sequence[int]
+    model: PreTrainedModel, tokens: Sequence[int], also_train: Sequence[TableName]
 ) -> dict[str, list[int]] | None:
     """Map the names of the embedding and an untied head to their trained rows.
 
-    None if no rows are trained.
+    None if no rows are trained. A matrix in `also_train` is trained entirely.
     """
     inputs = model.get_input_embeddings()
     is_tied = model.get_submodule("lm_head").weight is embedding(model)
@@ -174,11 +178,15 @@ def _token_tables(
     # embedding table. peft would train two sets of rows, which cannot be merged.
     if not tokens or (family_of(model.config).name == "t5" and not is_tied):
         return None
-    path = next(path for path, module in model.named_modules() if module is inputs)
-    tables = {path.rsplit(".", 1)[-1]: list(tokens)}
-    if not is_tied:  # a tied head shares the rows
-        tables["lm_head"] = list(tokens)
-    return tables
+    if is_tied and also_train:
+        return None
+    tables = {}
+    if "embeddings" not in also_train:
+        path = next(path for path, module in model.named_modules() if module is inputs)
+        tables[path.rsplit(".", 1)[-1]] = list(tokens)
+    if not is_tied and "head" not in also_train:  # a tied head shares the rows
+        tables[HEAD] = list(tokens)
+    return tables or None
 
 
 def is_of_dora(model: nn.Module, name: str) -> bool:

@@ -51,6 +51,7 @@ _REPLACE: Final = (
     "Replace it with a good copy, or move it away to continue from the previous "
     "checkpoint."
 )
+_EARLIER: Final = "earlier_updates"
 _EPOCH_ROUNDING: Final = 1e-6
 """Largest rounding error in a position, in epochs."""
 
@@ -321,6 +322,21 @@ def trainer_tensors(
     }
 
 
+def count_earlier_updates(checkpoint: Checkpoint) -> int:
+    """Count the updates of earlier runs from which the optimizer's state was continued.
+
+    Raises:
+        CheckpointError: The count is not a whole number.
+    """
+    try:
+        # Older versions of Toque did not continue the state of another run.
+        return count_in({_EARLIER: 0} | checkpoint.state(), _EARLIER)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{checkpoint.path} has valid hashes but an invalid state: {error}. {_REPLACE}"
+        ) from error
+
+
 def load_tensors(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
@@ -329,16 +345,32 @@ def load_tensors(
     Raises:
         CheckpointError: They do not fit the model or the optimizer.
     """
-    where = str(checkpoint.path)
-    parameters = dict(model.named_parameters())
     stored = checkpoint.tensors("model", model_tensors(model).get)
-    load_model_tensors(model, stored, where=where)
+    load_model_tensors(model, stored, where=str(checkpoint.path))
+    load_optimizer(checkpoint, model, optimizer)
+
+
+def load_optimizer(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Load the optimizer's state from a checkpoint.
+
+    Raises:
+        CheckpointError: It does not fit the model or the optimizer.
+    """
+    parameters = dict(model.named_parameters())
     # State tensors with the shape of a sharded parameter are read as slices. All ranks read the
     # rest entirely: step counts and averages of rows.
     state = checkpoint.tensors(
         "optimizer", lambda key: parameters.get(key.rpartition("/")[0])
     )
-    load_optimizer_tensors(optimizer, model, state, where=where, steps=checkpoint.step)
+    load_optimizer_tensors(
+        optimizer,
+        model,
+        state,
+        where=str(checkpoint.path),
+        steps=checkpoint.step + count_earlier_updates(checkpoint),
+    )
 
 
 def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:

@@ -399,6 +399,12 @@ class MetricsLog(Callback):
                 copy(record)
 
 
+def write_before_event(run: Path, source_losses: Mapping[str, float]) -> None:
+    """Append a `before` event: the held-out loss of each source before the first update."""
+    event = {"event": "before", "source_losses": dict(source_losses)}
+    append_json_lines(run / METRICS, [_encode(event)])
+
+
 def write_after_event(run: Path, parts: Mapping[str, float]) -> None:
     """Append an `after` event: the seconds of each activity after the run's last session."""
     append_json_lines(

@@ -21,7 +21,9 @@ from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
+    read_config,
     required_rows,
+    saved_modules,
 )
 from toque.reporter import SILENT, Reporter
 from toque.serving.batcher import ServedModel, ServedModels
@@ -56,30 +58,50 @@ def open_models(
         for name, folder in weights.items()
     }
     adapters = {name for name, folder in weights.items() if is_adapter_folder(folder)}
-    n_users = Counter(bases.values())
+    # An adapter that replaces the embedding or the head needs its own copy of the base.
+    alone = {name for name in adapters if saved_modules(read_config(weights[name]))}
+    n_users = Counter(base for name, base in bases.items() if name not in alone)
     models_by_base: dict[Path, list[ServedModel]] = {}
     served: dict[str, ServedModel] = {}
 
     # Models come before the adapters that share their weights.
     for name in sorted(folders, key=lambda name: name in adapters):
+        if name in alone:
+            served[name] = _open_alone(name, folders[name], device, reporter)
+            continue
         base = bases[name]
         loaded = models_by_base.setdefault(base, [])
         if name in adapters and n_users[base] > 1:
             base_adapters = {
-                other: weights[other] for other in adapters if bases[other] == base
+                other: weights[other]
+                for other in adapters - alone
+                if bases[other] == base
             }
             model = _add_adapter(base, loaded, base_adapters, name=name, device=target)
+            if all(other.model is not model.model for other in loaded):
+                _report_format(model, reporter)
         else:
-            opened = open_model(folders[name], device=device)
-            model = _to_served(name, opened.model, opened.codec, opened.provenance)
-
-        is_new = all(other.model is not model.model for other in loaded)
-        note = describe_format(model.model)
-        if is_new and note is not None:
-            reporter.notice(f"note: {name}: {note}")
+            model = _open_alone(name, folders[name], device, reporter)
         loaded.append(model)
         served[name] = model
     return ServedModels([served[name] for name in folders])
+
+
+def _open_alone(
+    name: str, folder: Path, device: str, reporter: Reporter
+) -> ServedModel:
+    """Open a model, or an adapter with its own copy of its base, as `generate` opens it."""
+    opened = open_model(folder, device=device)
+    served = _to_served(name, opened.model, opened.codec, opened.provenance)
+    _report_format(served, reporter)
+    return served
+
+
+def _report_format(served: ServedModel, reporter: Reporter) -> None:
+    """Report a model that is not in float32 on one device."""
+    note = describe_format(served.model)
+    if note is not None:
+        reporter.notice(f"note: {served.name}: {note}")
 
 
 def _add_adapter(

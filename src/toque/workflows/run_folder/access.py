@@ -22,6 +22,7 @@ from toque.training.checkpoint.tensor_files import bytes_of
 from toque.training.optim.factory import state_bytes
 from toque.training.trainer import Trainer
 from toque.workflows.run_folder.run_log import LOG
+from toque.workflows.run_folder.start_adapter import START_FILES
 
 LOCK_FILE = "checkpoints/.lock"
 _SESSION_FILES = (
@@ -31,6 +32,7 @@ _SESSION_FILES = (
     RECORD,
     LOCK_FILE,
     LOG,
+    *START_FILES,
 )
 """Files that a session writes before its first update."""
 
@@ -61,7 +63,8 @@ def _remove_unused(run: Path, created: Sequence[Path]) -> None:
     with suppress(OSError):
         for path in (*session_files, *run.glob("resources-rank*")):
             path.unlink(missing_ok=True)
-        for folder in (run / "checkpoints", run / OUTBOX, *created):
+        folders = (run / "checkpoints", run / OUTBOX, (run / START_FILES[0]).parent)
+        for folder in (*folders, *created):
             if folder.exists():
                 folder.rmdir()
 

@@ -16,6 +16,7 @@ from toque.config.dump import ChangedSetting, differences
 from toque.config.new_length import can_change_length, describe_new_length
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, argument, in_shell
+from toque.models.lora.continued import start_folder
 from toque.runs.run_record import END
 from toque.storage.atomic import atomic_write, sha256_of
 from toque.storage.bucket import Bucket
@@ -33,6 +34,7 @@ from toque.training.stopping import TimeLimit
 from toque.units import Progress
 from toque.user_paths import named_path
 from toque.workflows.run_folder.set_aside import set_aside
+from toque.workflows.run_folder.start_adapter import copy_start_adapter
 from toque.workflows.saved_steps import SET_ASIDE
 
 _FINGERPRINTED = (
@@ -167,12 +169,14 @@ def prepare_run_folder(
     if step_folders(run / "checkpoints"):
         return
 
-    _refuse_own_start(run, [start, config.model.start_from])
+    start_adapter = None if config.adapter is None else start_folder(config.adapter)
+    _refuse_own_start(run, [start, config.model.start_from, start_adapter])
     if moved := set_aside(run, None, bucket=bucket):
         say(
             f"note: {run} has no checkpoint, so the run begins at step 0. Files of the previous "
             f"run were moved to {run / SET_ASIDE}: {', '.join(moved)}"
         )
+    copy_start_adapter(config)
 
 
 def _refuse_own_start(run: Path, starts: Sequence[str | Path | None]) -> None:
