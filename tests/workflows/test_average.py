@@ -160,7 +160,7 @@ def test_more_checkpoints_than_the_run_has(copied):
         toque.average(copied, last=13)
     for folder in newest(copied, 11):
         shutil.rmtree(folder)
-    with pytest.raises(CheckpointError, match="has 1 checkpoints, .* needs 2"):
+    with pytest.raises(CheckpointError, match=r"has 1 checkpoints, .* needs 2"):
         toque.average(copied)
 
 

@@ -14,9 +14,9 @@ from toque.training.checkpoint.tensor_files import StoredTensors
 class MeanTensors(Mapping[str, Tensor]):
     """Means of the tensors with the same name in several checkpoints.
 
-    Each access reads the tensor from every checkpoint and sums it in float64. Therefore the memory
-    is that of one tensor, and the mean of one checkpoint is bitwise identical to it. Integer
-    tensors are not averaged: the first checkpoint's tensor is returned.
+    Each access reads one tensor from every checkpoint and sums it in float64. The mean of equal
+    tensors is bitwise identical to them. Integer tensors are not averaged: the first checkpoint's
+    tensor is returned.
 
     Args:
         paths: Paths of the checkpoints, for messages.
