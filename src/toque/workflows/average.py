@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from toque.config import RunConfig, load_config
-from toque.errors import CheckFailed, CheckpointError, ConfigError, argument, in_shell
+from toque.errors import CheckFailed, CheckpointError, ConfigError, argument
 from toque.models.loading.provenance import provenance_of
 from toque.reporter import SILENT, Reporter, counting
 from toque.reports.page import Grid, format_columns
@@ -67,8 +67,7 @@ class AverageResult:
         lines = [*format_columns(table)]
         if self.folder is not None:
             lines.append(
-                f"The average is in {self.folder}. `toque generate {in_shell(self.folder)} "
-                '--prompt "..."` generates text with it.'
+                f"The average is in {self.folder}, as a model for every command."
             )
         return "\n".join(lines)
 
@@ -114,7 +113,7 @@ def average(
     if last is not None and last < 2:
         raise ConfigError(
             f"{argument(f'last={last}')}: an average needs at least 2 checkpoints. To write one "
-            f"checkpoint as a model, use `toque export {in_shell(folder)} --step N`."
+            f"checkpoint as a model, use `toque export` with {argument('step=N')}."
         )
     target = folder / "average" if to is None else named_path(to)
     with reporter.working("loading torch"):
