@@ -105,7 +105,7 @@ def test_an_average_that_is_worse_is_not_written(run, tmp_path, capsys):
     words = ["average", str(run), "--to", str(tmp_path / "mean")]
     assert main(words) == CheckFailed.exit_code
     printed = capsys.readouterr()
-    assert "average of 12 checkpoints, steps 3 to 36" in printed.out
+    assert "average of 12, steps 3 to 36" in printed.out
     assert "but checkpoints/step-00000036 has" in printed.err
     assert "Average fewer checkpoints with --last" in printed.err
     assert not (tmp_path / "mean").exists()
@@ -181,7 +181,9 @@ def test_a_damaged_checkpoint_is_named(copied, tmp_path):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(CheckpointError, match=rf"{folder.name}.*is damaged.*Move this"):
+    with pytest.raises(
+        CheckpointError, match=rf"{folder.name}.*is damaged.*move it away"
+    ):
         toque.average(copied, tmp_path / "mean", last=3)
     assert not (tmp_path / "mean").exists()
 

@@ -23,8 +23,6 @@ from toque.workflows.saved_steps import list_steps, run_of
 if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore
     from toque.training.checkpoint.averaging import MeanTensors
-    from toque.training.checkpoint.saved import Checkpoint
-    from toque.training.checkpoint.tensor_files import StoredTensors
     from toque.workflows.inference.open_model import TrainedModel
 
 _ATTEMPTS: Final = 3
@@ -62,7 +60,7 @@ class AverageResult:
         """Return the losses as a table, and the folder of the average."""
         rows = [(path, f"{loss:.4f}") for path, loss in self.checkpoints.items()]
         steps = f"steps {self.steps[0]:,} to {self.steps[-1]:,}"
-        name = f"average of {len(self.steps)} checkpoints, {steps}"
+        name = f"average of {len(self.steps)}, {steps}"
         table = Grid(("", "held-out loss"), [*rows, (name, f"{self.loss:.4f}")])
         lines = [*format_columns(table)]
         if self.folder is not None:
@@ -117,19 +115,15 @@ def average(
         )
     target = folder / "average" if to is None else named_path(to)
     with reporter.working("loading torch"):
-        from toque.training.checkpoint.averaging import MeanTensors
         from toque.training.runtime import restoring_torch
+        from toque.workflows.prepared_store import open_store
 
     _refuse_target(folder, target, replace=replace)
     with ExitStack() as open_files, restoring_torch():
-        with reporter.working(f"verifying the checkpoints of {folder}"):
-            checkpoints = _open_newest(folder, last, open_files)
-        verified = [checkpoint for checkpoint, _ in checkpoints]
-        mean = MeanTensors(
-            [checkpoint.path for checkpoint in verified],
-            [tensors for _, tensors in checkpoints],
-        )
-        return _measure_and_write(folder, config, verified, mean, target, reporter)
+        with reporter.working(f"reading {config.data.store} and {folder}"):
+            store = open_store(config, sources=False)
+            opened = _open_newest(folder, last, store, open_files)
+        return _measure_and_write(folder, config, store, opened, target, reporter)
 
 
 def _run_folder(run: Model) -> Path:
@@ -177,17 +171,30 @@ def _refuse_target(run: Path, target: Path, *, replace: bool) -> None:
         raise CheckpointError(f"{error.args[0]}{hint}") from error
 
 
-def _open_newest(
-    run: Path, last: int | None, open_files: ExitStack
-) -> list[tuple[Checkpoint, StoredTensors]]:
-    """Verify the newest checkpoints of a run and open their weights, the newest first.
+@dataclass(frozen=True)
+class _Opened:
+    """Open checkpoints of a run, and a model for their weights."""
 
-    A training run may remove a checkpoint while it is verified. Then start again.
+    steps: Sequence[int]
+    """Steps of the averaged checkpoints, the oldest first."""
+    compared: Mapping[str, MeanTensors]
+    """Weights of the newest checkpoint and of the best model, by path in the run."""
+    mean: MeanTensors
+    trained: TrainedModel
+
+
+def _open_newest(
+    run: Path, last: int | None, store: TokenStore, open_files: ExitStack
+) -> _Opened:
+    """Verify and open the newest checkpoints of a run. Their files stay open in `open_files`.
+
+    A training run may remove a checkpoint meanwhile. Then start again. A removed file that is open
+    can still be read.
 
     Raises:
         CheckpointError: The run has too few checkpoints, or one is damaged.
     """
-    from toque.training.checkpoint.saved import step_folders, verify_checkpoint
+    from toque.training.checkpoint.saved import step_folders
 
     for attempts_left in reversed(range(_ATTEMPTS)):
         folders = step_folders(run / "checkpoints")[:last]
@@ -199,82 +206,85 @@ def _open_newest(
             )
         try:
             with ExitStack() as opening:
-                checkpoints = []
-                for folder in folders:
-                    checkpoint = verify_checkpoint(folder)
-                    tensors = opening.enter_context(checkpoint.open_tensors("model"))
-                    checkpoints.append((checkpoint, tensors))
+                opened = _open(run, folders, store, opening)
                 open_files.push(opening.pop_all())
-                return checkpoints
+                return opened
         except CheckpointError as error:
-            was_removed = not all(folder.is_dir() for folder in folders)
-            if was_removed and attempts_left:
-                continue
-            raise CheckpointError(
-                f"{error.args[0]} Every averaged checkpoint must be intact. Move this one away, or "
-                f"average fewer with {argument('last')}."
-            ) from error
+            if all(folder.is_dir() for folder in folders):
+                raise CheckpointError(
+                    f"{error.args[0]} Every averaged checkpoint must be intact. To leave this one "
+                    f"out, move it away, or average fewer with {argument('last')}."
+                ) from error
+            if not attempts_left:
+                raise CheckpointError(
+                    f"{run} removed a checkpoint in each of {_ATTEMPTS} attempts to read "
+                    f"{len(folders)}, because it is training. Wait until training ends, or average "
+                    f"fewer with {argument('last')}."
+                ) from error
     raise AssertionError
+
+
+def _open(
+    run: Path, folders: Sequence[Path], store: TokenStore, opening: ExitStack
+) -> _Opened:
+    """Verify and open checkpoints, the newest first, and the run's best model."""
+    from toque.hardware.devices import device_named
+    from toque.training.checkpoint.averaging import MeanTensors
+    from toque.training.checkpoint.saved import verify_checkpoint
+    from toque.training.checkpoint.store import CheckpointStore
+    from toque.workflows.inference.open_model import checkpoint_model
+    from toque.workflows.run_folder.continuation import refuse_another_store
+    from toque.workflows.run_folder.weights import refuse_another_base
+
+    checkpoints = [verify_checkpoint(folder) for folder in folders]
+    tensors = [opening.enter_context(c.open_tensors("model")) for c in checkpoints]
+    newest = checkpoints[0]
+    alone = [(newest, tensors[0])]
+    best = CheckpointStore(run / "checkpoints").best()
+    if best is not None and best.step != newest.step:
+        alone.append((best, opening.enter_context(best.open_tensors("model"))))
+
+    trained = checkpoint_model(newest.path, device_named("auto"))
+    for checkpoint in checkpoints:
+        refuse_another_store(run, checkpoint, store)
+        refuse_another_base(checkpoint, trained.base_hash)
+    compared = {
+        checkpoint.path.relative_to(run).as_posix(): MeanTensors(
+            [checkpoint.path], [stored]
+        )
+        for checkpoint, stored in alone
+    }
+    steps = [checkpoint.step for checkpoint in reversed(checkpoints)]
+    return _Opened(steps, compared, MeanTensors(folders, tensors), trained)
 
 
 def _measure_and_write(
     run: Path,
     config: RunConfig,
-    checkpoints: Sequence[Checkpoint],
-    mean: MeanTensors,
+    store: TokenStore,
+    opened: _Opened,
     target: Path,
     reporter: Reporter,
 ) -> AverageResult:
-    """Measure the newest checkpoint, the best model and the average. Write a good average.
-
-    `checkpoints` are sorted by step, the newest first.
-    """
-    from toque.hardware.devices import device_named
+    """Measure the checkpoints and their average. Write the average if it is good."""
     from toque.training.checkpoint.resume import load_model_tensors
-    from toque.training.checkpoint.store import CheckpointStore
     from toque.workflows.evaluate import heldout_of_model
-    from toque.workflows.inference.open_model import checkpoint_model
-    from toque.workflows.prepared_store import open_store
-    from toque.workflows.run_folder.weights import load_weights
 
-    newest = checkpoints[0]
-    with reporter.working(f"reading {newest.path} and {config.data.store}"):
-        store = open_store(config, sources=False)
-        trained = checkpoint_model(newest.path, device_named("auto"))
-        _refuse_others(run, checkpoints, store, trained.base_hash)
-    model = trained.model
+    model = opened.trained.model
     heldout = heldout_of_model(config, store, model, reporter)
 
-    def measure() -> float:
+    def measure(tensors: MeanTensors) -> float:
+        load_model_tensors(model, tensors, where=str(run))
         with counting(reporter, "evaluating", "held-out examples") as count:
             return heldout(model, count)["loss"]
 
-    losses = {newest.path.relative_to(run).as_posix(): measure()}
-    best = CheckpointStore(run / "checkpoints").best()
-    if best is not None and best.step != newest.step:
-        load_weights(model, best)
-        losses[best.path.relative_to(run).as_posix()] = measure()
-    load_model_tensors(model, mean, where=str(newest.path))
-    loss = measure()
-
-    steps = [checkpoint.step for checkpoint in reversed(checkpoints)]
-    result = AverageResult(steps, loss, losses, target)
+    losses = {path: measure(tensors) for path, tensors in opened.compared.items()}
+    loss = measure(opened.mean)
     if not loss <= min(losses.values()):  # also true for NaN
-        return AverageResult(steps, loss, losses, None)
-    _write(run, trained, result, target)
+        return AverageResult(opened.steps, loss, losses, None)
+    result = AverageResult(opened.steps, loss, losses, target)
+    _write(run, opened.trained, result, target)
     return result
-
-
-def _refuse_others(
-    run: Path, checkpoints: Sequence[Checkpoint], store: TokenStore, base: str | None
-) -> None:
-    """Raise a CheckpointError for a checkpoint of another store or of other frozen weights."""
-    from toque.workflows.run_folder.continuation import refuse_another_store
-    from toque.workflows.run_folder.weights import refuse_another_base
-
-    for checkpoint in checkpoints:
-        refuse_another_store(run, checkpoint, store)
-        refuse_another_base(checkpoint, base)
 
 
 def _write(
