@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toque.cooking.recipe import Recipe
     from toque.reporter import Reporter
     from toque.workflows.ablate import ablate
+    from toque.workflows.average import average
     from toque.workflows.checkpoints import checkpoints
     from toque.workflows.configure import configure
     from toque.workflows.diagnosis.check import check
@@ -50,6 +51,7 @@ __all__ = [
     "Written",
     "__version__",
     "ablate",
+    "average",
     "check",
     "checkpoints",
     "classify",

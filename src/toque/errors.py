@@ -93,7 +93,7 @@ def _as_paragraph(text: str) -> str:
 
 
 class CheckFailed(ToqueError):
-    """Two computations of `check` or `drill` differ although they must agree."""
+    """A check failed: computations that must agree differ, or an average is worse."""
 
     exit_code = 1
 

@@ -55,6 +55,7 @@ VALUES: Final = {
 """What the program puts in, by the expression of the f-string; paths with a blank in them."""
 NOT_RUN: Final = {
     "ablate": "trains many times", "demo": "trains for minutes", "drill": "trains many times",
+    "average": "ends with 1 if the newest checkpoint is better",
     "chat": "reads what is typed",
     "plan": "measures or lays out a whole model", "serve": "ends when it is stopped",
     "watch": "ends when it is stopped",

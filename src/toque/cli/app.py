@@ -31,8 +31,9 @@ command: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
 
 Start here: `toque demo`, then `toque init YOUR-RECIPES` and `toque train my.yaml`.
 
-Exit codes: 0 success; 1 `check`, `drill` or `doctor` failed, a process of a multi-process run was
-lost, a result could not be printed, or a file could not be opened; 2 wrong usage or config; 3 data
+Exit codes: 0 success; 1 `check`, `drill` or `doctor` failed, `average` found no better model, a
+process of a multi-process run was lost, a result could not be printed, or a file could not be
+opened; 2 wrong usage or config; 3 data
 error; 4 checkpoint error; 5 loss not finite; 75 interrupted, saved and resumable; 130 stopped by
 Ctrl-C, with earlier checkpoints intact.
 Add `--traceback` to any command to print the traceback of an error.
@@ -71,7 +72,7 @@ _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "Begin": (look.studio, run.demo, data.init),
     "From data to a model in use": (
         data.prepare, run.train, run.evaluate, run.generate, run.pairs, chat, run.serve,
-        data.report, run.export,
+        data.report, run.average, run.export,
     ),
     "Watch": (look.watch, look.compare, look.checkpoints),
     "Look up": (

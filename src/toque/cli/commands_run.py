@@ -393,6 +393,33 @@ def serve(
     )
 
 
+def average(
+    run: str,
+    /,
+    *,
+    to: str | None = None,
+    last: int | None = None,
+    replace: bool = False,
+) -> None:
+    """Average the newest checkpoints of a run, and keep the average if no checkpoint is better.
+
+    Prints the held-out losses of the newest checkpoint, of the best model and of the average. If
+    the average has the lowest loss, it is written as a model folder. Otherwise the exit code is 1.
+
+    Args:
+        run: run folder. The run may be training.
+        to: the folder to write. Default: RUN/average.
+        last: number of newest checkpoints to average, at least 2. Default: all that the run has
+            (train.keep_last).
+        replace: replace an earlier average.
+    """
+    from toque.workflows.average import average as workflow
+
+    result = workflow(run, to, last=last, replace=replace, reporter=ConsoleReporter())
+    print(result)
+    result.raise_if_failed()
+
+
 def export(
     run_or_model: str,
     /,

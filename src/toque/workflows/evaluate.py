@@ -297,10 +297,8 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         from toque.evaluation.source_losses import read_before
         from toque.evaluation.text_samples import held_out_prompts
         from toque.evaluation.text_scores import ScoresByTask
-        from toque.models.families import family_of
-        from toque.models.lora.frozen import PLAIN, computing, format_of
-        from toque.training.runtime import Runtime, restoring_torch
-        from toque.workflows.build import build_heldout, build_sampler, build_stream
+        from toque.training.runtime import restoring_torch
+        from toque.workflows.build import build_sampler
         from toque.workflows.inference.open_model import open_model
         from toque.workflows.prepared_store import open_store
 
@@ -316,15 +314,8 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
     opened.check_tokenizer(store)
 
     model = opened.model
-    precision = config.train.precision
-    fp16_is_safe = precision == "fp16" and family_of(model.config).fp16_is_safe
     with restoring_torch():
-        runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
-        layout = build_stream(config, store, model).layout
-        heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
-        if format_of(model) != PLAIN:
-            # A separate adapter needs the precision of its base.
-            heldout = replace(heldout, autocast=partial(computing, model))
+        heldout = heldout_of_model(config, store, model, reporter)
         with counting(reporter, "evaluating", "held-out examples") as count:
             losses = heldout(model, count)
 
@@ -343,6 +334,29 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
             before=read_before(config_of(folder).parent) if is_runs_data else {},
             reporter=reporter,
         )
+
+
+def heldout_of_model(
+    config: RunConfig, store: TokenStore, model: PreTrainedModel, reporter: Reporter
+) -> HeldOut:
+    """Build the held-out loss of a model, with the batches and the precision of its training.
+
+    Call this within `restoring_torch`.
+    """
+    from toque.models.families import family_of
+    from toque.models.lora.frozen import PLAIN, computing, format_of
+    from toque.training.runtime import Runtime
+    from toque.workflows.build import build_heldout, build_stream
+
+    precision = config.train.precision
+    fp16_is_safe = precision == "fp16" and family_of(model.config).fp16_is_safe
+    runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
+    layout = build_stream(config, store, model).layout
+    heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
+    if format_of(model) == PLAIN:
+        return heldout
+    # A separate adapter needs the precision of its base.
+    return replace(heldout, autocast=partial(computing, model))
 
 
 def _has_same_sources(first: RunConfig, second: RunConfig) -> bool:

@@ -27,9 +27,9 @@ from toque.training.checkpoint.tensor_files import (
     ShardLayout,
     bytes_of,
     join_layouts,
+    open_sharded,
+    open_whole,
     parse_layout,
-    read_sharded,
-    read_whole,
     shard_name,
     shard_of,
     write_tensors,
@@ -94,6 +94,16 @@ LAYOUTS = [
 ]  # fmt: skip
 """9 ranks are more than the tensors have rows."""
 READERS = [LAYOUTS[i] for i in (0, 2, 4)]
+
+
+def read_sharded(folder, layout, stem, like) -> dict[str, Tensor]:
+    with open_sharded(folder, layout, stem) as tensors:
+        return {name: stored.read_like(like(name)) for name, stored in tensors.items()}
+
+
+def read_whole(path, like) -> dict[str, Tensor]:
+    with open_whole(path) as tensors:
+        return {name: stored.read_like(like(name)) for name, stored in tensors.items()}
 
 
 @pytest.mark.parametrize("written", LAYOUTS)

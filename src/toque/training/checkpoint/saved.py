@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,9 +29,10 @@ from toque.training.checkpoint.tensor_files import (
     LAYOUT,
     Like,
     ShardLayout,
+    StoredTensors,
+    open_sharded,
+    open_whole,
     parse_layout,
-    read_sharded,
-    read_whole,
 )
 
 WHOLE: Final = 1
@@ -212,10 +214,21 @@ class Checkpoint:
         `like` returns this run's tensor for a name, or None. If it is a DTensor of the same shape,
         only this rank's slice is read.
         """
+        with self.open_tensors(stem) as tensors:
+            return {
+                name: stored.read_like(like(name)) for name, stored in tensors.items()
+            }
+
+    @contextmanager
+    def open_tensors(self, stem: str) -> Iterator[StoredTensors]:
+        """Open the file or shards `stem` to read one tensor at a time."""
         layout = self.layout()
         if layout is None:
-            return read_whole(self._listed(f"{stem}.safetensors"), like)
-        return read_sharded(self.path, layout, stem, like)
+            files = open_whole(self._listed(f"{stem}.safetensors"))
+        else:
+            files = open_sharded(self.path, layout, stem)
+        with files as tensors:
+            yield tensors
 
     def layout(self) -> ShardLayout | None:
         """Read the layout of the shards, or return None if tensors are whole."""

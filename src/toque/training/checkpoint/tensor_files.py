@@ -8,8 +8,9 @@ store this mapping in a pickle, which can run code while it loads.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
@@ -240,66 +241,82 @@ def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
-    """Read the whole tensors of a file, or this rank's slices of them."""
+@dataclass(frozen=True)
+class StoredTensor:
+    """Tensor in one or several open files."""
+
+    shape: tuple[int, ...]
+    read_region: Callable[[Region], Tensor]
+
+    def read(self) -> Tensor:
+        """Read the whole tensor."""
+        return self.read_region(_all_of(self.shape))
+
+    def read_like(self, model_tensor: Tensor | None) -> Tensor:
+        """Read the tensor, or only this rank's slice.
+
+        The slice is read if `model_tensor` is sharded and has the same shape.
+        """
+        if model_tensor is None or tuple(model_tensor.shape) != self.shape:
+            return self.read()
+        if not is_sharded(model_tensor):
+            return self.read()
+        from torch.distributed.tensor import DTensor  # loading it takes a second
+
+        return DTensor.from_local(
+            self.read_region(_ranges(self.shape, *_part_of(model_tensor))),
+            model_tensor.device_mesh,
+            model_tensor.placements,
+            run_check=False,
+            shape=model_tensor.shape,
+            stride=model_tensor.stride(),
+        )
+
+
+StoredTensors = Mapping[str, StoredTensor]
+"""Tensors in open files, by name."""
+
+
+@contextmanager
+def open_whole(path: Path) -> Iterator[StoredTensors]:
+    """Open a file with whole tensors."""
     with open_weights(path) as file:
-        tensors = {}
-        for name in file.keys():  # noqa: SIM118  # the file is not a mapping
-            shape = tuple(file.get_slice(name).get_shape())
-            read = partial(_read_region, file, name)
-            tensors[name] = _read_like(like(name), shape, read)
-        return tensors
+        yield {
+            name: StoredTensor(
+                tuple(file.get_slice(name).get_shape()),
+                partial(_read_region, file, name),
+            )
+            for name in file.keys()  # noqa: SIM118  # the file is not a mapping
+        }
 
 
-def read_sharded(
-    folder: Path, layout: ShardLayout, stem: str, like: Like
-) -> dict[str, Tensor]:
-    """Read the tensors of `stem` from the shards in `folder`, or this rank's slices of them.
+@contextmanager
+def open_sharded(
+    folder: Path, layout: ShardLayout, stem: str
+) -> Iterator[StoredTensors]:
+    """Open the tensors of `stem` in the shards in `folder`.
 
     Raises:
-        CheckpointError: The tensors are missing, damaged or differ from the layout.
+        CheckpointError: The tensors are missing. Reading them raises it for a damaged shard, or for
+            a shard that differs from the layout.
     """
     prefix = f"{stem}/"
-    tensors = {}
     with ExitStack() as stack:
 
         @cache
         def open_file(number: int) -> Any:
             return stack.enter_context(open_weights(folder / layout.files[number]))
 
-        for key, tensor in layout.tensors.items():
-            if key.startswith(prefix):
-                name = key.removeprefix(prefix)
-                read = partial(_join_region, key, tensor, open_file)
-                tensors[name] = _read_like(like(name), tensor.shape, read)
-    if not tensors:
-        raise CheckpointError(f"{folder} has no tensors for the {stem}.")
-    return tensors
-
-
-def _read_like(
-    model_tensor: Tensor | None,
-    shape: tuple[int, ...],
-    read: Callable[[Region], Tensor],
-) -> Tensor:
-    """Read a stored tensor of `shape`, or only this rank's slice.
-
-    The slice is read if `model_tensor` is sharded and has the same shape.
-    """
-    if model_tensor is None or tuple(model_tensor.shape) != shape:
-        return read(_all_of(shape))
-    if not is_sharded(model_tensor):
-        return read(_all_of(shape))
-    from torch.distributed.tensor import DTensor  # loading it takes a second
-
-    return DTensor.from_local(
-        read(_ranges(shape, *_part_of(model_tensor))),
-        model_tensor.device_mesh,
-        model_tensor.placements,
-        run_check=False,
-        shape=model_tensor.shape,
-        stride=model_tensor.stride(),
-    )
+        tensors = {
+            key.removeprefix(prefix): StoredTensor(
+                tensor.shape, partial(_join_region, key, tensor, open_file)
+            )
+            for key, tensor in layout.tensors.items()
+            if key.startswith(prefix)
+        }
+        if not tensors:
+            raise CheckpointError(f"{folder} has no tensors for the {stem}.")
+        yield tensors
 
 
 def _join_region(

@@ -244,13 +244,15 @@ class TrainedModel:
         return OpenedModel(model, self.codec, config, self.step, self.record)
 
 
-def checkpoint_model(folder: Path) -> TrainedModel:
-    """Open the model of a checkpoint, in float32 on the CPU.
+def checkpoint_model(folder: Path, device: torch.device = CPU) -> TrainedModel:
+    """Open the model of a checkpoint in float32, with the base of an adapter in its own format.
 
     Raises:
         CheckpointError: The checkpoint is damaged or was removed.
     """
-    return _open_checkpoint(folder, load_config(config_of(folder)).config, CPU)
+    trained = _open_checkpoint(folder, load_config(config_of(folder)).config, device)
+    trained.model.to(device)  # type: ignore[arg-type]  # transformers hides its annotation
+    return trained
 
 
 def _open_checkpoint(

@@ -1,0 +1,316 @@
+"""Average of a run's newest checkpoints, written only if it is at least as good as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from toque.config import RunConfig, load_config
+from toque.errors import CheckFailed, CheckpointError, ConfigError, argument
+from toque.models.loading.provenance import provenance_of
+from toque.reporter import SILENT, Reporter, counting
+from toque.reports.page import Grid, format_columns
+from toque.runs.places import is_in_a_bucket
+from toque.storage.no_follow import refuse_links
+from toque.user_paths import named_path
+from toque.version import __version__
+from toque.workflows.results import Model, TrainedRun, resolve_model
+from toque.workflows.saved_steps import list_steps, run_of
+
+if TYPE_CHECKING:
+    from toque.data.store.token_store import TokenStore
+    from toque.training.checkpoint.averaging import MeanTensors
+    from toque.workflows.inference.open_model import TrainedModel
+
+_ATTEMPTS: Final = 3
+"""Number of attempts to open the newest checkpoints, which training may replace meanwhile."""
+_RUNS_OWN: Final = ("model", "checkpoints", "best", "set-aside")
+"""Folders of a run that an average never replaces."""
+
+
+@dataclass(frozen=True)
+class AverageResult:
+    """Held-out loss of an average of checkpoints, next to the losses of checkpoints."""
+
+    steps: Sequence[int]
+    """Steps of the averaged checkpoints, the oldest first."""
+    loss: float
+    """Held-out loss of the average, in nats per target token."""
+    checkpoints: Mapping[str, float]
+    """Held-out loss of the newest checkpoint and of the run's best model, by path in the run."""
+    folder: Path | None
+    """Folder of the average; None if a checkpoint has a lower loss."""
+
+    def raise_if_failed(self) -> None:
+        """Raise CheckFailed if the average was not written because a checkpoint is better."""
+        if self.folder is not None:
+            return
+        best = min(self.checkpoints, key=lambda path: self.checkpoints[path])
+        raise CheckFailed(
+            f"The average of {len(self.steps)} checkpoints has the held-out loss {self.loss:.4f}, "
+            f"but {best} has {self.checkpoints[best]:.4f}, so the average was not written. Average "
+            f"fewer checkpoints with {argument('last')}. A constant learning rate gains most from "
+            "an average."
+        )
+
+    def __str__(self) -> str:
+        """Return the losses as a table, and the folder of the average."""
+        rows = [(path, f"{loss:.4f}") for path, loss in self.checkpoints.items()]
+        steps = f"steps {self.steps[0]:,} to {self.steps[-1]:,}"
+        name = f"average of {len(self.steps)}, {steps}"
+        table = Grid(("", "held-out loss"), [*rows, (name, f"{self.loss:.4f}")])
+        lines = [*format_columns(table)]
+        if self.folder is not None:
+            lines.append(
+                f"The average is in {self.folder}, as a model for every command."
+            )
+        return "\n".join(lines)
+
+
+def average(
+    run: Model,
+    to: str | Path | None = None,
+    *,
+    last: int | None = None,
+    replace: bool = False,
+    reporter: Reporter = SILENT,
+) -> AverageResult:
+    """Average the weights of a run's newest checkpoints, and write the average as a model.
+
+    The average has the mean of every weight (Izmailov et al. 2018, arXiv 1803.05407). Its loss is
+    measured on the run's held-out examples, like the loss of the newest checkpoint and of the best
+    model. The average is written only if no checkpoint has a lower loss. Of an adapter, the
+    matrices are averaged, so the average is an adapter of the same size.
+
+    Args:
+        run: A run folder on this machine. The run may be training.
+        to: A new folder for the average. None means the folder `average` in the run.
+        last: Number of checkpoints, at least 2. None means all in `checkpoints/` of the run.
+        replace: Replace an earlier average in `to`.
+        reporter: Receives the progress.
+
+    Returns:
+        The losses, and the folder of the average. `raise_if_failed` raises an error without one.
+
+    Raises:
+        ConfigError: The folder is not a run, or its objective is not `sft`.
+        CheckpointError: The run has too few checkpoints, one is damaged, or `to` is not empty.
+        DataError: The store of the run does not exist or has changed.
+    """
+    folder = _run_folder(run)
+    config = load_config(folder / "config.yaml").config
+    if config.objective.kind != "sft":
+        raise ConfigError(
+            f"{folder} has objective.kind={config.objective.kind}. Its held-out loss does not "
+            "measure this objective, so it cannot show whether an average is better. Average a run "
+            "with objective.kind=sft."
+        )
+    if last is not None and last < 2:
+        raise ConfigError(
+            f"{argument(f'last={last}')}: an average needs at least 2 checkpoints. To write one "
+            f"checkpoint as a model, use `toque export` with {argument('step=N')}."
+        )
+    target = folder / "average" if to is None else named_path(to)
+    with reporter.working("loading torch"):
+        from toque.training.runtime import restoring_torch
+        from toque.workflows.prepared_store import open_store
+
+    _refuse_target(folder, target, replace=replace)
+    with ExitStack() as open_files, restoring_torch():
+        with reporter.working(f"reading {config.data.store} and {folder}"):
+            store = open_store(config, sources=False)
+            opened = _open_newest(folder, last, store, open_files)
+        return _measure_and_write(folder, config, store, opened, target, reporter)
+
+
+def _run_folder(run: Model) -> Path:
+    """Return the folder of a run.
+
+    Raises:
+        ConfigError: It is something other than a run folder on this machine.
+    """
+    if not isinstance(run, TrainedRun) and is_in_a_bucket(str(run)):
+        raise ConfigError(
+            f"{run} is in a bucket, but averaging needs a run folder on this machine. Continue the "
+            "run here, or copy its folder."
+        )
+    folder = resolve_model(run)
+    if (of_checkpoint := run_of(folder)) is not None:
+        raise ConfigError(
+            f"{folder} is one checkpoint. Name its run, {of_checkpoint}, to average several."
+        )
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(
+            f"{folder} is not a run folder: it has no config.yaml. Name a run such as runs/my."
+        )
+    refuse_links(folder, CheckpointError)
+    return folder
+
+
+def _refuse_target(run: Path, target: Path, *, replace: bool) -> None:
+    """Raise an error if an average must not be written to a folder."""
+    from toque.models.loading.model_export import refuse_nonempty
+
+    resolved, run_folder = target.resolve(), run.resolve()
+    is_inside = any(resolved.is_relative_to(run_folder / name) for name in _RUNS_OWN)
+    if is_inside or resolved == run_folder:
+        raise ConfigError(
+            f"{argument(f'to={target}')}: the run itself writes to this folder. Choose another."
+        )
+    if replace and target.is_dir() and provenance_of(target) is not None:
+        return
+    try:
+        refuse_nonempty(target)
+    except CheckpointError as error:
+        hint = ""
+        if not replace and target.is_dir():
+            hint = f" To replace an earlier average, add {argument('replace=True')}."
+        raise CheckpointError(f"{error.args[0]}{hint}") from error
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """Open checkpoints of a run, and a model for their weights."""
+
+    steps: Sequence[int]
+    """Steps of the averaged checkpoints, the oldest first."""
+    compared: Mapping[str, MeanTensors]
+    """Weights of the newest checkpoint and of the best model, by path in the run."""
+    mean: MeanTensors
+    trained: TrainedModel
+
+
+def _open_newest(
+    run: Path, last: int | None, store: TokenStore, open_files: ExitStack
+) -> _Opened:
+    """Verify and open the newest checkpoints of a run. Their files stay open in `open_files`.
+
+    A training run may remove a checkpoint meanwhile. Then start again. A removed file that is open
+    can still be read.
+
+    Raises:
+        CheckpointError: The run has too few checkpoints, or one is damaged.
+    """
+    from toque.training.checkpoint.saved import step_folders
+
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        folders = step_folders(run / "checkpoints")[:last]
+        if len(folders) < (last or 2):
+            raise CheckpointError(
+                f"{run} has {len(folders)} checkpoints, but the average needs {last or 2}. "
+                f"{list_steps(run)} The settings train.keep_last and train.save_every determine "
+                "how many a run has. Best models are not averaged."
+            )
+        try:
+            with ExitStack() as opening:
+                opened = _open(run, folders, store, opening)
+                open_files.push(opening.pop_all())
+                return opened
+        except CheckpointError as error:
+            if all(folder.is_dir() for folder in folders):
+                raise CheckpointError(
+                    f"{error.args[0]} Every averaged checkpoint must be intact. To leave this one "
+                    f"out, move it away, or average fewer with {argument('last')}."
+                ) from error
+            if not attempts_left:
+                raise CheckpointError(
+                    f"{run} removed a checkpoint in each of {_ATTEMPTS} attempts to read "
+                    f"{len(folders)}, because it is training. Wait until training ends, or average "
+                    f"fewer with {argument('last')}."
+                ) from error
+    raise AssertionError
+
+
+def _open(
+    run: Path, folders: Sequence[Path], store: TokenStore, opening: ExitStack
+) -> _Opened:
+    """Verify and open checkpoints, the newest first, and the run's best model."""
+    from toque.hardware.devices import device_named
+    from toque.training.checkpoint.averaging import MeanTensors
+    from toque.training.checkpoint.saved import verify_checkpoint
+    from toque.training.checkpoint.store import CheckpointStore
+    from toque.workflows.inference.open_model import checkpoint_model
+    from toque.workflows.run_folder.continuation import refuse_another_store
+    from toque.workflows.run_folder.weights import refuse_another_base
+
+    checkpoints = [verify_checkpoint(folder) for folder in folders]
+    tensors = [opening.enter_context(c.open_tensors("model")) for c in checkpoints]
+    newest = checkpoints[0]
+    alone = [(newest, tensors[0])]
+    best = CheckpointStore(run / "checkpoints").best()
+    if best is not None and best.step != newest.step:
+        alone.append((best, opening.enter_context(best.open_tensors("model"))))
+
+    trained = checkpoint_model(newest.path, device_named("auto"))
+    for checkpoint in checkpoints:
+        refuse_another_store(run, checkpoint, store)
+        refuse_another_base(checkpoint, trained.base_hash)
+    compared = {
+        checkpoint.path.relative_to(run).as_posix(): MeanTensors(
+            [checkpoint.path], [stored]
+        )
+        for checkpoint, stored in alone
+    }
+    steps = [checkpoint.step for checkpoint in reversed(checkpoints)]
+    return _Opened(steps, compared, MeanTensors(folders, tensors), trained)
+
+
+def _measure_and_write(
+    run: Path,
+    config: RunConfig,
+    store: TokenStore,
+    opened: _Opened,
+    target: Path,
+    reporter: Reporter,
+) -> AverageResult:
+    """Measure the checkpoints and their average. Write the average if it is good."""
+    from toque.training.checkpoint.resume import load_model_tensors
+    from toque.workflows.evaluate import heldout_of_model
+
+    model = opened.trained.model
+    heldout = heldout_of_model(config, store, model, reporter)
+
+    def measure(tensors: MeanTensors) -> float:
+        load_model_tensors(model, tensors, where=str(run))
+        with counting(reporter, "evaluating", "held-out examples") as count:
+            return heldout(model, count)["loss"]
+
+    losses = {path: measure(tensors) for path, tensors in opened.compared.items()}
+    loss = measure(opened.mean)
+    if not loss <= min(losses.values()):  # also true for NaN
+        return AverageResult(opened.steps, loss, losses, None)
+    result = AverageResult(opened.steps, loss, losses, target)
+    _write(run, opened.trained, result, target)
+    return result
+
+
+def _write(
+    run: Path, trained: TrainedModel, result: AverageResult, target: Path
+) -> None:
+    """Write the average in the format of a finished model."""
+    from toque.workflows.final_model import write_model
+    from toque.workflows.trained_model.prompt_format import describe_prompts
+
+    steps = ", ".join(f"{step:,}" for step in result.steps)
+    losses = "".join(
+        f"| {path} | {loss:.4f} |\n" for path, loss in result.checkpoints.items()
+    )
+    card = (
+        f"# {run.name}, average of {len(result.steps)} checkpoints\n\n"
+        f"The mean of the weights of a run by Toque {__version__} after {steps} updates. Its texts "
+        "were not scored, and its licence is not recorded.\n\n"
+        "| model | held-out loss (nats per target token) |\n|---|---:|\n"
+        f"| this average | {result.loss:.4f} |\n{losses}\n"
+        f"{describe_prompts(trained.record)}\n"
+    )
+    write_model(
+        trained.model,
+        trained.codec,
+        target,
+        card=card,
+        record=trained.record,
+        base_hash=trained.base_hash,
+    )
