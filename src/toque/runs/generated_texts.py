@@ -155,9 +155,7 @@ def _packed_bytes(model: PreTrainedModel, where: Where, precision: str) -> int:
     if format_of(model) != PLAIN:
         return 0
     itemsize = 4
-    if precision == "int8":
-        itemsize = 1
-    elif precision == "bf16":
+    if precision == "bf16":
         itemsize = 2
     elif where == "cuda" or not should_pack_float32(model):
         return 0
@@ -165,7 +163,6 @@ def _packed_bytes(model: PreTrainedModel, where: Where, precision: str) -> int:
     layers = [
         layer
         for layer in model.modules()
-        if isinstance(layer, nn.Linear | Conv1D)
-        and (layer is not head or precision == "int8")
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not head
     ]
     return itemsize * sum(layer.weight.numel() for layer in layers)

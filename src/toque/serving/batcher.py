@@ -30,7 +30,7 @@ from toque.models.config_values import max_positions
 from toque.models.families import family_of
 from toque.models.generation.constraints import ConstraintCompiler
 from toque.models.generation.embeddings import embed_texts
-from toque.models.generation.engine import resolve_precision
+from toque.models.generation.engine import choose_program, resolve_precision
 from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import Precision
@@ -531,6 +531,7 @@ class Batcher:
             prefix_bytes=min(
                 _PREFIX_BYTES, int(_PREFIX_SHARE * free_bytes(served.model.device))
             ),
+            open_program=choose_program(self._precision, served.model),
         )
 
     def _activate(self, served: ServedModel) -> None:

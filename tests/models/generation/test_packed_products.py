@@ -8,14 +8,11 @@ from torch import nn
 
 from tiny import EOS, PAD, VOCAB
 from toque.config.schema_methods import AdapterConfig
-from toque.errors import ConfigError
-from toque.hardware.int8 import Int8Linear, has_fast_int8
 from toque.hardware.onednn import PackedLinear, has_fast_bf16
-from toque.models.generation import engine, packed_products
+from toque.models.generation import packed_products
 from toque.models.generation.kv_cache import cache_dtype, uses_gathered_attention
 from toque.models.generation.packed_products import (
     has_bf16_products,
-    has_int8_products,
     with_packed_products,
 )
 from toque.models.lora.adapter_files import use_adapter
@@ -90,69 +87,10 @@ def test_a_text_parts_from_float32s_at_a_near_tie_alone(kind, tiny):
         assert last[b[at]] - last[a[at]] <= last.std() * 2.0**-4
 
 
-needs_int8 = pytest.mark.skipif(
-    not has_fast_int8(torch.device("cpu")), reason="the processor has no AVX512-VNNI"
-)
-
-
-@needs_int8
-def test_an_int8_product_is_exact_and_its_rows_are_independent():
-    torch.manual_seed(0)
-    layer = nn.Linear(48, 40)
-    states = torch.randn(2, 3, 48)
-    states[0, 1] = 0.0
-    states[1] *= 1e4
-    output = Int8Linear(layer.weight, layer.bias)(states)
-    steps = states.double().abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
-    scales = layer.weight.double().abs().amax(1, keepdim=True) / 127
-    rounded = (states / steps).round() * steps
-    weight = (layer.weight / scales).round() * scales
-    expected = rounded @ weight.T + layer.bias
-    # A value in the middle of two steps may be rounded either way.
-    tolerance = 1e-6 + 2 * steps * weight.abs().amax()
-    assert torch.all((output - expected).abs() <= tolerance)
-    assert torch.equal(output[0, 1], layer.bias)
-    for row, alone in zip(output.flatten(0, 1), states.flatten(0, 1), strict=True):
-        layer_alone = Int8Linear(layer.weight, layer.bias)
-        assert torch.equal(layer_alone(alone[None])[0], row)
-    assert Int8Linear(layer.weight, None)(states[:0]).shape == (0, 3, 40)
-    states[0, 0, 5] = torch.nan
-    assert Int8Linear(layer.weight, None)(states)[0, 0].isnan().all()
-
-
-@needs_int8
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_int8_writes_nearly_as_likely_texts(kind, tiny, temperature):
-    model = tiny(kind)
-    shared = {"max_new_tokens": 12, "temperature": temperature, **IDS}
-    nats = {}
-    for precision in ("float32", "int8"):
-        logprobs = []
-        generate(
-            model, PROMPTS, precision=precision,
-            on_logprob=lambda _, value, to=logprobs: to.append(value), **shared
-        )  # fmt: skip
-        nats[precision] = logprobs[0], sum(logprobs) / len(logprobs)
-    assert nats["int8"] == pytest.approx(nats["float32"], rel=0.2)
-    assert nats["int8"] != nats["float32"]
-    texts = generate(model, PROMPTS, precision="int8", **shared)
-    assert generate(model, PROMPTS, precision="int8", batch_rows=1, **shared) == texts
-    assert not has_int8_products(model)
-
-
-def test_int8_is_refused_where_it_would_overflow(tiny, monkeypatch):
-    monkeypatch.setattr(engine, "has_fast_int8", lambda _: False)
-    with pytest.raises(ConfigError, match=r"no AVX512-VNNI\. Use precision=auto"):
-        generate(tiny("gpt2"), PROMPTS, max_new_tokens=2, precision="int8", **IDS)
-
-
 @pytest.mark.parametrize(
     ("adapter", "precision"),
-    [
-        ("lora", "float32"), ("lora", "bf16"), ("dora", "bf16"), ("rslora", "float32"),
-        pytest.param("lora", "int8", marks=needs_int8),
-    ],
-)  # fmt: skip
+    [("lora", "float32"), ("lora", "bf16"), ("dora", "bf16"), ("rslora", "float32")],
+)
 def test_an_adapter_writes_as_in_the_model(
     family_kind, tiny, adapter, precision, monkeypatch
 ):

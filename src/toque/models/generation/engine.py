@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from toque.errors import ConfigError, argument
-from toque.hardware.int8 import has_fast_int8
+from toque.errors import ConfigError, argument, needing
 from toque.hardware.memory import (
     BESIDE_TRAINING,
     free_bytes,
@@ -34,7 +33,8 @@ from toque.models.generation.kv_cache import (
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.generation.packed_products import with_packed_products
-from toque.models.lora.frozen import PLAIN, computing, format_of
+from toque.models.generation.row_program import RowProgram
+from toque.models.lora.frozen import computing, format_of
 from toque.reporter import Count, uncounted
 
 OnToken = Callable[[int, int | None], object]
@@ -125,6 +125,7 @@ def generate(
         evaluating(model),
         computing(core),
     ):
+        open_program = choose_program(options.precision, core)
         core = with_packed_products(core, resolve_precision(options.precision, core))
         # The cache of an encoder-decoder contains answers only.
         has_prompts = not family_of(core.config).is_encoder_decoder
@@ -133,7 +134,14 @@ def generate(
             for order in orders
         )
         n_rows = _choose_n_rows(core, orders, columns, options.batch_rows)
-        begin = partial(LiveRows, core, columns=columns, eos_id=eos_id, pad_id=pad_id)
+        begin = partial(
+            LiveRows,
+            core,
+            columns=columns,
+            eos_id=eos_id,
+            pad_id=pad_id,
+            open_program=open_program,
+        )
         for new_tokens in _run_orders(begin, orders, answers.tokens, n_rows, on_notice):
             for new in new_tokens:
                 answers.add(new)
@@ -187,15 +195,11 @@ class _Answers:
 
 def resolve_precision(
     requested: Precision, model: PreTrainedModel
-) -> Literal["bf16", "int8", "float32"]:
+) -> Literal["bf16", "float32"]:
     """Resolve a requested precision. A model in 16 bits is used without conversion ("float32").
 
-    Raises:
-        ConfigError: int8 is requested, and the processor or the model does not support it.
+    int8 is the precision of a single row (`choose_program`). Several rows have the precision auto.
     """
-    if requested == "int8":
-        _refuse_int8(model)
-        return "int8"
     in_16_bits = (
         model.dtype == torch.bfloat16 or format_of(model).dtype != torch.float32
     )
@@ -204,19 +208,24 @@ def resolve_precision(
     return "bf16" if requested == "bf16" or has_fast_bf16(model.device) else "float32"
 
 
-def _refuse_int8(model: PreTrainedModel) -> None:
-    if format_of(model) != PLAIN:
-        problem = "the weights of the model are already quantised"
-    elif model.device.type != "cpu":
-        problem = f"the model is on {model.device}"
-    elif not has_fast_int8(model.device):
-        problem = "this processor has no AVX512-VNNI"
-    else:
-        return
-    raise ConfigError(
-        f"{argument('precision=int8')} cannot be used, because {problem}. Use "
-        f"{argument('precision=auto')}."
-    )
+def choose_program(
+    requested: Precision, model: PreTrainedModel
+) -> Callable[[], RowProgram] | None:
+    """Return what opens the int8 program of a single row, or None for another precision.
+
+    Raises:
+        ConfigError: The processor or the model does not support int8, or a package is missing.
+    """
+    if requested != "int8":
+        return None
+    name = argument("precision=int8")
+    with needing("onnx", name, otherwise=f", or use {argument('precision=auto')}"):
+        from toque.models.onnx.single_row import SingleRow, find_obstacle
+    if problem := find_obstacle(model):
+        raise ConfigError(
+            f"{name} cannot be used, because {problem}. Use {argument('precision=auto')}."
+        )
+    return partial(SingleRow, model)
 
 
 def describe_emulation(requested: Precision, model: PreTrainedModel) -> str:

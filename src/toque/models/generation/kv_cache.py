@@ -445,6 +445,13 @@ class KVCache:
         keys.append(self.end, key)
         values.append(self.end, value)
 
+    def add_column(self, new: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Add the key and value of a token of each live row, [n, H, d] each, for each layer."""
+        self.begin()
+        for layer, (key, value) in enumerate(new):
+            self.append(layer, key, value)
+        self.end += 1
+
     def attend(
         self,
         layer: int,

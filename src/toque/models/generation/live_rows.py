@@ -6,7 +6,7 @@ Rows are independent: the length and sampling options of a row do not change ano
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from toque.hardware.int8 import Int8Linear
 from toque.models.families import CAUSAL, family_of
 from toque.models.forward.loss import capped
 from toque.models.forward.packed import decoder_hidden_states, logit_cap, output_head
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.constraints import Constraint, mask_logits
 from toque.models.generation.options import GenerationOptions
-from toque.models.generation.packed_products import has_int8_products
 from toque.models.generation.prefixes import PrefixCache
+from toque.models.generation.row_program import RowProgram
 from toque.models.generation.sampling import (
     WORTHWHILE_STEPS,
     Int8Argmax,
@@ -141,6 +140,7 @@ class LiveRows:
         pad_id: Padding token.
         prefix_bytes: Maximum size of the keys and values of finished rows, which are kept for
             prompts that begin with the same tokens. Models with sliding windows keep none.
+        open_program: Opens a program that computes the steps while one row is live.
     """
 
     @torch.inference_mode()
@@ -153,7 +153,10 @@ class LiveRows:
         eos_id: int | Collection[int],
         pad_id: int,
         prefix_bytes: int = 0,
+        open_program: Callable[[], RowProgram] | None = None,
     ) -> None:
+        self._open_program = open_program
+        self._program: RowProgram | None = None
         self.core = core
         self._max_rows = rows
         self._end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
@@ -168,9 +171,6 @@ class LiveRows:
             self._decoding.prefixes = self.prefixes
 
         self._weight, self._bias = output_head(core)
-        self._int8_head: Int8Linear | None = None
-        if has_int8_products(core):
-            self._int8_head = Int8Linear(self._weight, self._bias)
         self._cap = logit_cap(core)
         self._buffer: Tensor | None = None
         if core.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
@@ -232,8 +232,13 @@ class LiveRows:
         The fixed first tokens of an answer are not returned.
         """
         last_tokens = [row.token for row in self._rows]
-        tokens = torch.tensor(last_tokens, device=self.core.device)
-        self._choose_tokens(self._decoding.step(tokens))
+        program = self._program_for_step()
+        if program is None:
+            tokens = torch.tensor(last_tokens, device=self.core.device)
+            self._choose_tokens(self._decoding.step(tokens))
+        else:
+            logits = self._decoding.step_alone(last_tokens[0], program)
+            self._choose_tokens(None, logits)
 
         new_tokens = []
         finished = []
@@ -251,6 +256,16 @@ class LiveRows:
         for index in reversed(finished):
             self._drop(index)
         return new_tokens
+
+    def _program_for_step(self) -> RowProgram | None:
+        """Return the program if one row is live. Open it if enough steps may follow."""
+        if self._open_program is None or len(self._rows) != 1:
+            return None
+        if self._program is None:
+            (row,) = self._rows
+            if row.order.max_tokens - len(row.answer) >= WORTHWHILE_STEPS:
+                self._program = self._open_program()
+        return self._program
 
     @torch.inference_mode()
     def drop(self, order: Order) -> None:
@@ -270,10 +285,16 @@ class LiveRows:
         self._rows[index] = self._rows[-1]
         self._rows.pop()
 
-    def _choose_tokens(self, hidden: Tensor) -> None:
+    def _choose_tokens(
+        self, hidden: Tensor | None, only_logits: Tensor | None = None
+    ) -> None:
         """Set the next token of every row, and the requested logprobs.
 
         Rows with equal sampling options are processed together.
+
+        Args:
+            hidden: Input of the output head [n, D]; None if the logits are known.
+            only_logits: Logits of the only row, [1, V].
         """
         argmax_indices: list[int] = []
         groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -282,19 +303,23 @@ class LiveRows:
             options = row.order.options
             if n_tokens < len(row.order.prefix):
                 row.token = row.order.prefix[n_tokens]
-            elif self._int8_argmax is not None and row.needs_only_argmax:
+            elif hidden is not None and self._can_argmax(row):
                 argmax_indices.append(index)
             else:
                 sampling = (options.temperature, options.top_k, options.top_p)
                 groups[*sampling, options.min_p].append(index)
 
-        if self._int8_argmax is not None and argmax_indices:
+        if hidden is not None and self._int8_argmax is not None and argmax_indices:
             chosen = self._int8_argmax(_select_rows(hidden, argmax_indices)).tolist()
             for index, token in zip(argmax_indices, chosen, strict=True):
                 self._rows[index].token = token
         for indices in groups.values():
             rows = [self._rows[index] for index in indices]
-            logits = self._logits(_select_rows(hidden, indices))
+            if hidden is not None:
+                logits = self._logits(_select_rows(hidden, indices))
+            else:
+                assert only_logits is not None, "hidden is None only with logits"
+                logits = only_logits
             _mask_forms(logits, rows)
             _change_logits(logits, rows, reads_prompt=not self._is_encoder_decoder)
             _mask_repetitions(logits, rows)
@@ -302,15 +327,16 @@ class LiveRows:
                 row.token = token
             _compute_logprobs(logits, rows)
 
+    def _can_argmax(self, row: _Row) -> bool:
+        return self._int8_argmax is not None and row.needs_only_argmax
+
     def _logits(self, hidden: Tensor) -> Tensor:
         """Compute logits, [n, D] -> [n, V]. The next call may overwrite them.
 
         On a CPU, write into one buffer, because allocating new pages takes a third of the matmul's
         time (64 rows, 50,257 tokens: 45 ms, with the buffer 32 ms).
         """
-        if self._int8_head is not None:
-            logits = self._int8_head(hidden)
-        elif self._buffer is None:
+        if self._buffer is None:
             logits = F.linear(hidden, self._weight, self._bias)
         else:
             buffer = self._buffer[: len(hidden)]

@@ -100,7 +100,8 @@ class GenerationOptions:
     """Seed of the random numbers, which also depend on the prompt's index and the position."""
     precision: Precision = "float32"
     """Precision of matmuls and KV cache; auto is bf16 if the hardware supports it, else float32.
-    int8 rounds weights and inputs of matmuls to 8 bits, on a CPU with AVX512-VNNI.
+    int8 is auto, but while a CPU generates one text, weights and inputs of its matmuls are rounded
+    to 8 bits (`onnx/single_row.py`).
 
     If two tokens are about equally likely, a bf16 text may differ from the float32 text, or depend
     on the batch size, because the rounding of a matmul depends on its number of rows.

@@ -3,10 +3,9 @@
 Weights are packed once, in the order in which oneDNN reads them. `F.linear` reorders them in each
 call, which in bf16 takes as long as a matmul with up to 8 rows. In bf16 only matmuls are rounded.
 Embeddings, residual stream, norms, softmax and output head are not. 91 of 96 texts of a GPT-2 mini
-and 270 of 288 texts of a T5 mini are the same as in float32. In int8 the output head is rounded
-too, except for greedy texts (`Int8Argmax`). In float32 nothing is rounded. Weights are packed if
-oneDNN is faster than MKL (`hardware/onednn.py`): for a 384 x 1024 weight and 32 rows, 95 us instead
-of 312.
+and 270 of 288 texts of a T5 mini are the same as in float32. In float32 nothing is rounded. Weights
+are packed if oneDNN is faster than MKL (`hardware/onednn.py`): for a 384 x 1024 weight and 32 rows,
+95 us instead of 312.
 """
 
 from __future__ import annotations
@@ -22,24 +21,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from toque.hardware.int8 import Int8Linear
 from toque.hardware.onednn import PackedLinear, has_fast_bf16, onednn_is_faster
 
 _MAX_BYTES: Final = 2 << 30
 """Maximum size of weights that are copied for float32 matmuls, in bytes."""
-_MIN_INT8_SIZE: Final = 32
-"""Minimum inputs and outputs of an int8 layer. The matrices of an adapter have fewer, and rounding
-them would save nothing."""
 Packs = MutableMapping[nn.Module, nn.Module]
 """Packed layers by their original layers."""
 
 
 def with_packed_products(
     core: PreTrainedModel,
-    precision: Literal["bf16", "int8", "float32"],
+    precision: Literal["bf16", "float32"],
     packs: Packs | None = None,
 ) -> PreTrainedModel:
-    """Copy a model with packed layers in place of every linear layer except the output head.
+    """Copy a model with `PackedLinear` in place of every linear layer except the output head.
 
     The copy shares everything else with the model, including an active adapter. If packing is not
     faster in float32, return the model itself.
@@ -50,10 +45,7 @@ def with_packed_products(
         packs: Packed layers of earlier copies, which adapters on one base share. New packed layers
             are added.
     """
-    pack: Callable[[Tensor, Tensor | None], nn.Module]
-    if precision == "int8":
-        pack = _pack_int8
-    elif precision == "float32":
+    if precision == "float32":
         if not should_pack_float32(core):
             return core
         pack = partial(PackedLinear, dtype=torch.float32, is_packed=True)
@@ -100,17 +92,6 @@ class _Copier:
             for name, child in module._modules.items()  # noqa: SLF001
         }
         return twin
-
-
-def _pack_int8(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    if min(weight.shape) < _MIN_INT8_SIZE:
-        return PackedLinear(weight, bias, torch.float32, is_packed=False)
-    return Int8Linear(weight, bias)
-
-
-def has_int8_products(core: nn.Module) -> bool:
-    """Check whether `with_packed_products` made this model in int8."""
-    return any(isinstance(module, Int8Linear) for module in core.modules())
 
 
 def should_pack_float32(core: PreTrainedModel) -> bool:

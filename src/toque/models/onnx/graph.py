@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from toque.models.onnx.stored_types import Stored, to_stored
+from toque.models.onnx.stored_types import INT8_PRODUCTS, Stored, to_stored
 
 OPSET: Final = 21
 _IR_VERSION: Final = 10  # the version of opset 21
@@ -32,6 +32,7 @@ class Graph:
         self._outputs: list[Any] = []
         self._stored: dict[str, tuple[Stored, str]] = {}
         self._transposed: dict[str, str] = {}
+        self._integers: dict[str, list[str]] = {}  # rounded inputs of linear layers
         self._count = 0  # number of operators
 
     def input(
@@ -125,10 +126,28 @@ class Graph:
         self, x: str, name: str, weight: Tensor, bias: Tensor | None = None
     ) -> str:
         """Multiply by `weight` [columns, rows] transposed, and add the bias."""
-        product = self.op("MatMul", x, self.transposed(name, weight))
+        if self.kind == INT8_PRODUCTS:
+            product = self._int8_product(x, name, weight)
+        else:
+            product = self.op("MatMul", x, self.transposed(name, weight))
         if bias is None:
             return product
         return self.op("Add", product, self.vector(f"{name}.bias", bias))
+
+    def _int8_product(self, x: str, name: str, weight: Tensor) -> str:
+        """Multiply the input and the weight as integers. onnxruntime joins these operators."""
+        if x not in self._integers:
+            self._integers[x] = self.ops("DynamicQuantizeLinear", x, outputs=3)
+        integers, step, zero = self._integers[x]
+        stored = to_stored(weight, INT8_PRODUCTS)
+        assert stored.scales is not None, "int8 has scales"
+        values = self._initialize(f"{name}.T", np.ascontiguousarray(stored.values.T))
+        scales = self._initialize(f"{name}.T.scales", stored.scales[:, 0])
+        products = self.op(
+            "MatMulInteger", integers, values, zero, self.constant(0, np.int8)
+        )
+        factors = self.op("Mul", step, scales)
+        return self.op("Mul", self.op("Cast", products, to=_FLOAT), factors)
 
     def layer_norm(
         self, x: str, name: str, weight: Tensor, bias: Tensor, eps: float

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import onnx
 import torch
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError, in_shell
-from toque.models.config_values import max_positions, window_of
+from toque.models.config_values import max_positions
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.model_export import refuse_nonempty, write_config
@@ -22,27 +22,18 @@ from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import is_adapter_folder
 from toque.models.onnx.decoders import decoder_graph
-from toque.models.onnx.graph import ACTIVATIONS
 from toque.models.onnx.runtime import DECODER, ENCODER, T5_DECODER, OnnxModel, Token
 from toque.models.onnx.stored_types import round_weights
+from toque.models.onnx.supported_models import find_unsupported
 from toque.models.onnx.t5 import encoder_graph, t5_decoder_graph
 from toque.storage.atomic import FolderWriter, atomic_folder
 
 FOLDER: Final = "onnx"
 """Folder of the ONNX files in an export."""
-MODEL_TYPES: Final = ("t5", "gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 N_TOKENS: Final = 32  # number of greedy tokens per prompt that are compared
 _TOLERANCE: Final = 1e-4
 """Largest difference of two logits that may be in another order, relative to the largest logit."""
 _MAX_FILE: Final = 2**31 - 2**20  # bytes; a protobuf file has less than 2 GiB
-_ALLOWED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
-    "gpt2": {
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-    },
-}
-"""Entries of config.json with fixed values in a graph, by model type."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,10 @@ def export_onnx(
     refuse_nonempty(to)
     was_adapter = is_adapter_folder(source)
     model = load_with_adapter(source) if was_adapter else load_model(str(source))
-    _refuse_others(model)
+    if problem := find_unsupported(model):
+        raise ConfigError(
+            f"This model cannot be written as ONNX: {problem}. Use format hf."
+        )
     limit = max_positions(model.config)
     if limit is not None:  # leave half of the context for generated tokens
         prompts = [prompt[: max(1, limit // 2)] for prompt in prompts]
@@ -167,37 +161,6 @@ def export_onnx(
 
 def _has_encoder(model: PreTrainedModel) -> bool:
     return bool(model.config.is_encoder_decoder)
-
-
-def _refuse_others(model: PreTrainedModel) -> None:
-    """Raise a ConfigError for a model that the graphs do not compute."""
-    config: Any = model.config
-    kind = config.model_type
-    if kind not in MODEL_TYPES:
-        raise ConfigError(
-            f"A model of type {kind} cannot be written as ONNX. Allowed types: "
-            f"{', '.join(MODEL_TYPES)}. Export this model with format hf."
-        )
-    unsupported = [
-        f"{name}={getattr(config, name)}"
-        for name, allowed in _ALLOWED.get(kind, {}).items()
-        if getattr(config, name, allowed[0]) not in allowed
-    ]
-    names = ("activation_function", "hidden_act", "dense_act_fn")
-    (name,) = [name for name in names if hasattr(config, name)][-1:]
-    if getattr(config, name) not in ACTIVATIONS:
-        unsupported.append(f"{name}={getattr(config, name)}")
-    rope = getattr(config, "rope_parameters", None) or {}
-    # The graph has the frequencies of the model, but no factor for long texts.
-    if rope.get("rope_type", "default") not in ("default", "llama3"):
-        unsupported.append(f"rope_type={rope['rope_type']}")
-    if (window := window_of(config)) is not None:
-        unsupported.append(f"sliding_window={window}")
-    if unsupported:
-        raise ConfigError(
-            f"This {kind} model has {', '.join(unsupported)} in its config.json, which Toque does "
-            "not write as ONNX. Export it with format hf."
-        )
 
 
 def _write_graphs(model: PreTrainedModel, folder: Path, kind: str) -> None:

@@ -24,6 +24,14 @@ class _Cached(NamedTuple):
     encoder_value: str
 
 
+class _Source(NamedTuple):
+    """States of the encoder."""
+
+    states: str
+    is_cached: str
+    """True if their keys and values are in the cache."""
+
+
 class _Stack:
     """Builder of the encoder or the decoder."""
 
@@ -125,7 +133,9 @@ def encoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
     return g.model("t5-encoder")
 
 
-def t5_decoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
+def t5_decoder_graph(
+    model: PreTrainedModel, kind: str, *, with_source: bool = True
+) -> ModelProto:
     """Build the decoder with a cache of keys and values.
 
     Inputs: input_ids [batch, tokens], encoder_attention_mask [batch, source], encoder_hidden_states
@@ -137,19 +147,24 @@ def t5_decoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
     Args:
         model: A T5 on the CPU.
         kind: Type of the matrices, of `stored_types.TYPES`.
+        with_source: False for a graph without encoder_hidden_states and use_cache_branch, which
+            always reads the keys and values of the encoder.
     """
     stack = _Stack(model, kind, "decoder")
     g, config = stack.graph, stack.config
     ids = g.input("input_ids", ["batch", "tokens"])
     source_mask = g.input("encoder_attention_mask", ["batch", "source"])
-    states = g.input(
-        "encoder_hidden_states", ["batch", "source", config.d_model], TensorProto.FLOAT
-    )
+    source: _Source | None = None
+    if with_source:
+        shape: list[int | str] = ["batch", "source", config.d_model]
+        source = _Source(g.input("encoder_hidden_states", shape, TensorProto.FLOAT), "")
     past = [
         _Cached(*(_cache_input(g, config, n, part) for part in _Cached._fields))
         for n in range(config.num_decoder_layers)
     ]
-    is_cached = g.input("use_cache_branch", [1], TensorProto.BOOL)
+    if source is not None:
+        flag = g.input("use_cache_branch", [1], TensorProto.BOOL)
+        source = source._replace(is_cached=flag)
 
     n_past = g.length(past[0].decoder_key, 2)
     total = g.op("Add", n_past, g.length(ids, 1))
@@ -162,10 +177,10 @@ def t5_decoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
 
     x = stack.embed(ids)
     for n, cached in enumerate(past):
-        x, present = _decoder_layer(
-            stack, x, n, cached, (bias, source_bias), states, is_cached
-        )
+        x, present = _decoder_layer(stack, x, n, cached, (bias, source_bias), source)
         for part, value in present._asdict().items():
+            if source is None and part.startswith("encoder"):
+                continue
             length = "source" if part.startswith("encoder") else "total"
             g.output(
                 value,
@@ -191,14 +206,22 @@ def _cache_input(g: Graph, config: Any, n: int, part: str) -> str:
     )
 
 
+def _choose_source(stack: _Stack, name: str, cached: str, source: _Source) -> str:
+    """Return cached keys or values of the encoder, or compute them with the layer `name`."""
+    # Outside of the branch, so that a program converts the weight once.
+    weight = f"decoder.{name}.weight"
+    stack.graph.transposed(weight, stack.weights[weight])
+    compute = partial(stack.heads, source.states, name)
+    return stack.graph.choose(source.is_cached, cached, compute)
+
+
 def _decoder_layer(
     stack: _Stack,
     x: str,
     n: int,
     past: _Cached,
     biases: tuple[str, str],
-    states: str,
-    is_cached: str,
+    source: _Source | None,
 ) -> tuple[str, _Cached]:
     """Add a layer of the decoder, and return its output and its cache."""
     g = stack.graph
@@ -215,15 +238,10 @@ def _decoder_layer(
         stack.norm(x, f"{block}.layer_norm"), f"{block}.EncDecAttention.q"
     )
     block += ".EncDecAttention"
-    for (
-        part
-    ) in "kv":  # outside of the branch, so that a program converts the weights once
-        name = f"decoder.{block}.{part}.weight"
-        g.transposed(name, stack.weights[name])
-    source_key, source_value = (
-        g.choose(is_cached, cached, partial(stack.heads, states, f"{block}.{p}"))
-        for p, cached in (("k", past.encoder_key), ("v", past.encoder_value))
-    )
+    source_key, source_value = past.encoder_key, past.encoder_value
+    if source is not None:
+        source_key = _choose_source(stack, f"{block}.k", source_key, source)
+        source_value = _choose_source(stack, f"{block}.v", source_value, source)
     x = stack.attend(x, block, query, source_key, source_value, biases[1])
     x = stack.feed_forward(x, f"block.{n}.layer.2")
     return x, _Cached(key, value, source_key, source_value)

@@ -84,12 +84,17 @@ def serve(
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
     with open_socket(host, port) as sock:  # fails before the slow import of torch
         with reporter.working("loading torch"):
-            from toque.models.generation.engine import describe_emulation
+            from toque.models.generation.engine import (
+                choose_program,
+                describe_emulation,
+            )
             from toque.serving.model_app import build_model_app
             from toque.workflows.inference.open_served import open_models
 
         def open_app() -> tuple[ServedModels, Gate]:
             served = open_models(folders, device=device, reporter=reporter)
+            for model in served.values():
+                choose_program(precision, model.model)  # refuses models without int8
             app = build_model_app(
                 served, limits=limits, token=token, hosts=hosts, precision=precision
             )
