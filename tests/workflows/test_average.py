@@ -145,8 +145,11 @@ def test_a_folder_that_is_not_an_average_is_never_replaced(copied, tmp_path):
     with pytest.raises(CheckpointError, match="not empty"):
         toque.average(copied, tmp_path / "mine", replace=True)
     for name in ("model", "best/step-00000003", "."):
-        with pytest.raises(ConfigError, match="the run itself writes"):
+        with pytest.raises(ConfigError, match="a run itself writes"):
             toque.average(copied, copied / name, replace=True)
+    other = shutil.copytree(copied, tmp_path / "other")
+    with pytest.raises(ConfigError, match="a run itself writes"):
+        toque.average(copied, other / "model", replace=True)
 
 
 @pytest.mark.parametrize("last", [-1, 0, 1])

@@ -22,6 +22,7 @@ from toque.storage.atomic import sha256_of
 WORDS = ["salt", "pepper", "onion", "garlic", "butter", "flour", "sugar", "egg"]
 GRPO = {"kind": "grpo", "rewards": {"kitchen_rewards:has_word": 1.0}, "samples": 8}
 MODULE = """
+import itertools
 import math
 import numpy as np
 
@@ -51,6 +52,12 @@ def nested(prompts, texts, references):
 
 def mapped(prompts, texts, references):
     return {n: 1.0 for n, _ in enumerate(texts)}
+
+def lazy(prompts, texts, references):
+    return (1 / 0 for _ in texts)
+
+def endless(prompts, texts, references):
+    return itertools.repeat(1.0)
 
 def scalar(prompts, texts, references):
     return np.array(1.0)
@@ -248,6 +255,8 @@ def test_best_and_worst_text_of_an_update_are_samples(begun):
         ("words", "returned '1.0' for text 1. It must"),
         ("nones", "returned None for text 2. It must"),
         ("nested", r"returned \[1\.0\] for text 1. It must"),
+        ("lazy", "failed with ZeroDivisionError"),
+        ("endless", "returned more than 64 numbers for 64 texts"),
         ("mapped", "returned dict instead of a list of numbers"),
         ("scalar", "returned ndarray instead of a list of numbers"),
         ("nan", "returned nan for text 1. It must"),

@@ -374,8 +374,8 @@ def serve(
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
         precision: precision of the matmuls. bf16 is faster on processors that support it, but a
             text can then depend on other texts in its batch. auto uses bf16 only on these
-            processors. int8 is auto for several texts; for one text on a CPU it rounds weights and
-            inputs to 8 bits, which is two to four times as fast. It needs the extra onnx.
+            processors. int8 is auto for several texts. One text on a CPU has weights and inputs in
+            8 bits, which is twice as fast. It needs the extra onnx.
     """
     from toque.workflows.inference.serve import serve as workflow
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Self
 
 import numpy as np
@@ -101,6 +102,7 @@ def _call(
     try:
         # Copies, because the function may change its arguments.
         result = function([*prompts], [*texts], [*references])
+        values, problem = _to_numbers(result, len(texts))
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
@@ -110,7 +112,6 @@ def _call(
             "and run the same command to continue."
         ) from error
 
-    values, problem = _to_numbers(result, len(texts))
     if problem:
         first = min(len(values), len(texts) - 1)
         raise ConfigError(
@@ -133,23 +134,26 @@ def _to_numbers(result: object, n_texts: int) -> tuple[list[float], str]:
     ):
         return [], f"returned {type(result).__name__} instead of a list of numbers"
     values: list[float] = []
-    try:
-        for element in result:
-            value = _to_number(element)
-            if value is None:
-                shown = repr(element)[:_SHOWN]
-                return values, f"returned {shown} for text {len(values) + 1}"
-            values.append(value)
-    except (TypeError, RuntimeError):  # an array or tensor without a dimension
+    if hasattr(result, "ndim") and not result.ndim:  # an array or tensor
         return [], f"returned {type(result).__name__} instead of a list of numbers"
-    if len(values) != n_texts:
+    for element in islice(result, n_texts + 1):  # it may be endless
+        value = _to_number(element)
+        if value is None:
+            shown = repr(element)[:_SHOWN]
+            return values, f"returned {shown} for text {len(values) + 1}"
+        values.append(value)
+    if len(values) > n_texts:
+        return [], f"returned more than {n_texts} numbers for {n_texts} texts"
+    if len(values) < n_texts:
         return [], f"returned {len(values)} numbers for {n_texts} texts"
     return values, ""
 
 
 def _to_number(element: Any) -> float | None:
     """Convert a finite number, or a boolean. Return None for anything else."""
-    if isinstance(element, str | bytes) or np.ndim(element):
+    if isinstance(element, str | bytes | list | tuple) or bool(
+        getattr(element, "ndim", False)
+    ):
         return None
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         number = float(element)

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from toque.training.checkpoint.averaging import MeanTensors
     from toque.workflows.inference.open_model import TrainedModel
 
+_FEWEST: Final = 2  # checkpoints of an average
 _ATTEMPTS: Final = 3
 """Number of attempts to open the newest checkpoints, which training may replace meanwhile."""
-_RUNS_OWN: Final = ("model", "checkpoints", "best", "set-aside")
+_RUNS_OWN: Final = ("model", "checkpoints", "best", "set-aside", "start-adapter")
 """Folders of a run that an average never replaces."""
 
 
@@ -49,11 +50,13 @@ class AverageResult:
         if self.folder is not None:
             return
         best = min(self.checkpoints, key=lambda path: self.checkpoints[path])
+        advice = f"Average fewer checkpoints with {argument('last')}."
+        if len(self.steps) == _FEWEST:
+            advice = "Keep more checkpoints with train.keep_last."
         raise CheckFailed(
             f"The average of {len(self.steps)} checkpoints has the held-out loss {self.loss:.4f}, "
-            f"but {best} has {self.checkpoints[best]:.4f}, so the average was not written. Average "
-            f"fewer checkpoints with {argument('last')}. A constant learning rate gains most from "
-            "an average."
+            f"but {best} has {self.checkpoints[best]:.4f}, so the average was not written. "
+            f"{advice} A constant learning rate gains most from an average."
         )
 
     def __str__(self) -> str:
@@ -155,10 +158,11 @@ def _refuse_target(run: Path, target: Path, *, replace: bool) -> None:
     from toque.models.loading.model_export import refuse_nonempty
 
     resolved, run_folder = target.resolve(), run.resolve()
-    is_inside = any(resolved.is_relative_to(run_folder / name) for name in _RUNS_OWN)
-    if is_inside or resolved == run_folder:
+    runs = {run_folder, *(p for p in resolved.parents if (p / "config.yaml").exists())}
+    own = (folder / name for folder in runs for name in _RUNS_OWN)
+    if resolved == run_folder or any(map(resolved.is_relative_to, own)):
         raise ConfigError(
-            f"{argument(f'to={target}')}: the run itself writes to this folder. Choose another."
+            f"{argument(f'to={target}')}: a run itself writes to this folder. Choose another."
         )
     if replace and target.is_dir() and provenance_of(target) is not None:
         return
@@ -198,11 +202,12 @@ def _open_newest(
 
     for attempts_left in reversed(range(_ATTEMPTS)):
         folders = step_folders(run / "checkpoints")[:last]
-        if len(folders) < (last or 2):
+        if len(folders) < (last or _FEWEST):
             raise CheckpointError(
-                f"{run} has {len(folders)} checkpoints, but the average needs {last or 2}. "
-                f"{list_steps(run)} The settings train.keep_last and train.save_every determine "
-                "how many a run has. Best models are not averaged."
+                f"{run} has {len(folders)} checkpoints, but the average needs "
+                f"{last or _FEWEST}. "
+                f"{list_steps(run)} Train with train.keep_last={last or 5} and a shorter "
+                "train.save_every. Best models are not averaged."
             )
         try:
             with ExitStack() as opening:

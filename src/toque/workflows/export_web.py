@@ -132,9 +132,8 @@ class WebPage:
             if file.is_file():
                 names.append(file.relative_to(folder).as_posix())
                 digest.update(file.read_bytes())
-        version = f"toque-{self._name}-{digest.hexdigest()[:16]}"
         text = (PAGE / "service.js").read_text(encoding="utf-8")
-        text = text.replace('"{{ version }}"', json.dumps(version))
+        text = text.replace("{{ version }}", digest.hexdigest()[:16])
         return text.replace("{{ files }}", json.dumps(names)).encode()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tiny import EOS, EVERY_KIND, PAD, make
-from toque.errors import CheckpointError
+from toque.errors import CheckpointError, ConfigError
 from toque.models.loading.model_export import save_model
 from toque.models.onnx import onnx_export as exporting
 from toque.models.onnx.onnx_export import ExportedOnnx, export_onnx
@@ -104,6 +104,23 @@ def test_padding_changes_no_logit(kind: str, tmp_path: Path) -> None:
     for row, output in zip(logits, expected, strict=True):
         last = output.logits[0, -1].numpy()
         np.testing.assert_allclose(row[-1], last, atol=1e-4 * abs(last).max())
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = make("gpt2")
+    with torch.no_grad():
+        model.get_parameter("transformer.wte.weight")[3] = torch.nan
+    with pytest.raises(
+        ConfigError, match=r"weight transformer\.wte\.weight has infinite"
+    ):
+        export(saved(model, tmp_path / "model"), tmp_path / "soup")
+    assert not (tmp_path / "soup").exists()
+
+
+def test_a_short_context_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
+    model = make("llama")
+    model.config.max_position_embeddings = 12
+    assert export(saved(model, tmp_path / "model"), tmp_path / "soup").prompts == 20
 
 
 def test_files_that_compute_something_else_are_not_kept(

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from toque.errors import CheckpointError, argument
+from toque.errors import CheckpointError, ConfigError, argument
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.provenance import FOLDER, RECORD, WRITTEN, Provenance
 from toque.models.loading.self_check import relative_error
@@ -305,6 +305,7 @@ def export_model(
         end_ids: See `save_model`.
 
     Raises:
+        ConfigError: A weight has infinite or NaN values.
         CheckpointError: `to` is not empty, or the logits of the export differ from the logits of
             the source in `dtype`. Such an export is removed.
     """
@@ -315,6 +316,7 @@ def export_model(
         if was_adapter
         else load_model(str(source))
     )
+    refuse_nonfinite(model)
     before = sample_logits(model)
 
     model = merge_adapter(model)
@@ -374,6 +376,16 @@ def _remove_if_different(
             f"{difference:.2g} of the largest logit, and the limit is {TOLERANCE:.0e}. The export "
             "was removed. Use the adapter with its base instead, and please report this bug."
         )
+
+
+def refuse_nonfinite(model: PreTrainedModel) -> None:
+    """Raise a ConfigError if a weight has infinite or NaN values."""
+    for name, weight in model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise ConfigError(
+                f"The weight {name} has infinite or NaN values, so it cannot be exported. Export "
+                "an earlier checkpoint, or train again with a lower optim.peak_lr."
+            )
 
 
 def refuse_nonempty(to: Path) -> None:

@@ -132,9 +132,10 @@ def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
     recorded = _metadata(folder / WEIGHTS).get(BASE_KEY)
     if recorded and recorded != base_hash():
         raise CheckpointError(
-            f"The adapter {folder} was trained on weights that differ from its base "
-            f"{read_config(folder).base_model_name_or_path}: the hashes differ. Restore the base, "
-            "or set base_model_name_or_path in adapter_config.json to the correct base."
+            f"The adapter {folder} was trained on other weights than this base: the hashes differ. "
+            f"Its base is {read_config(folder).base_model_name_or_path}. Use this base in "
+            "model.start_from, or restore it if it was changed. If the base was moved, set "
+            "base_model_name_or_path in adapter_config.json."
         )
 
 

@@ -17,7 +17,11 @@ from toque.errors import CheckpointError, ConfigError, in_shell
 from toque.models.config_values import max_positions
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
-from toque.models.loading.model_export import refuse_nonempty, write_config
+from toque.models.loading.model_export import (
+    refuse_nonempty,
+    refuse_nonfinite,
+    write_config,
+)
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import is_adapter_folder
@@ -116,14 +120,17 @@ def export_onnx(
         raise ConfigError(
             f"This model cannot be written as ONNX: {problem}. Use format hf."
         )
+    refuse_nonfinite(model)
     limit = max_positions(model.config)
+    n_tokens = N_TOKENS
     if limit is not None:  # leave half of the context for generated tokens
         prompts = [prompt[: max(1, limit // 2)] for prompt in prompts]
+        n_tokens = min(N_TOKENS, max(1, limit // 2))
     answer_all = partial(
         generate,
         model,
         [list(prompt) for prompt in prompts],
-        GenerationOptions(max_new_tokens=N_TOKENS),
+        GenerationOptions(max_new_tokens=n_tokens),
         eos_id=ends,
         pad_id=pad,
     )
@@ -141,7 +148,7 @@ def export_onnx(
             program = OnnxModel(folder, start=start)
             for prompt, answer in zip(prompts, expected, strict=True):
                 _compare(
-                    list(program.generate(prompt, ends, N_TOKENS)), answer, ends, source
+                    list(program.generate(prompt, ends, n_tokens)), answer, ends, source
                 )
             add_files(writer)
             size = sum(file.stat().st_size for file in folder.iterdir())

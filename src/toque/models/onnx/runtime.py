@@ -91,4 +91,6 @@ class OnnxModel:
 
 
 def _open(path: Path) -> Any:
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    # Its bytes, because onnxruntime does not open every name of a file.
+    content = path.read_bytes()
+    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

@@ -12,6 +12,7 @@ const goLabel = at("go").textContent;
 const worker = new Worker("writer.js", { type: "module" });
 let text = "";
 let isWriting = false;
+let hasOnlyDish = false;
 
 worker.addEventListener("message", ({ data }) => handlers[data.kind](data));
 worker.addEventListener("error", () => fail(LOST));
@@ -42,11 +43,13 @@ const handlers = {
     at("waiting").hidden = true;
     show();
   },
-  end({ tokens, seconds, isCut }) {
+  end({ tokens, seconds, isCut, isStopped }) {
     finish();
     at("actions").hidden = !text;
     say(at("speed"), `${tokens} tokens in ${seconds.toFixed(1)} s (${(tokens / seconds).toFixed(1)} per second)`);
-    if (isCut) say(at("notice"), "The text reached the maximum length of the model, so it may be incomplete.");
+    if (isStopped) say(at("notice"), "Stopped.");
+    else if (isCut) say(at("notice"), "The text reached the maximum length of the model, so it may be incomplete.");
+    else if (hasOnlyDish) say(at("notice"), "Recipes are better if you name some ingredients.");
   },
   problem({ message }) {
     fail(message);
@@ -55,6 +58,8 @@ const handlers = {
 
 function write() {
   const dish = at("dish").value.trim();
+  const prompt = promptFor(dish);
+  hasOnlyDish = Boolean(settings.recipes) && !ingredients.values.length;
   text = "";
   isWriting = true;
   at("go").textContent = "Stop";
@@ -68,7 +73,7 @@ function write() {
   say(at("title"), settings.recipes ? dish : "");
   show();
   if (matchMedia("(max-width: 56rem)").matches) at("recipes").scrollIntoView();
-  worker.postMessage({ kind: "write", prompt: promptFor(dish), temperature: Number(at("temperature").value) });
+  worker.postMessage({ kind: "write", prompt, temperature: Number(at("temperature").value) });
 }
 
 /** The prompt in the form that the model was trained on. */

@@ -2,10 +2,12 @@
 
 const VERSION = "{{ version }}";
 const FILES = {{ files }};
+const PAGE = `toque ${registration.scope} `;
+const NAME = PAGE + VERSION;
 
 addEventListener("install", (event) => {
   skipWaiting();
-  event.waitUntil(caches.open(VERSION).then((cache) => cache.addAll(FILES)));
+  event.waitUntil(caches.open(NAME).then((cache) => cache.addAll(FILES)));
 });
 
 addEventListener("activate", (event) => {
@@ -17,13 +19,12 @@ addEventListener("fetch", (event) => {
 });
 
 async function answer(request) {
-  const stored = await (await caches.open(VERSION)).match(request, { ignoreSearch: true });
+  const stored = await (await caches.open(NAME)).match(request, { ignoreSearch: true });
   return stored ?? fetch(request);
 }
 
-/** Remove the files of other versions of this page. Other pages of the same address keep theirs. */
+/** Remove the files of other versions of this page. Other pages of the same host keep theirs. */
 async function removeOthers() {
-  const prefix = VERSION.slice(0, VERSION.lastIndexOf("-") + 1);
   const names = await caches.keys();
-  return Promise.all(names.filter((name) => name.startsWith(prefix) && name !== VERSION).map((name) => caches.delete(name)));
+  return Promise.all(names.filter((name) => name.startsWith(PAGE) && name !== NAME).map((name) => caches.delete(name)));
 }

@@ -101,7 +101,7 @@ async function write({ prompt, temperature }) {
   }
   post("text", { text: decode(tokenizer, tokens) });
   const seconds = (performance.now() - started) / 1000;
-  post("end", { tokens: tokens.length, seconds, isCut: !isEnded && !isStopped });
+  post("end", { tokens: tokens.length, seconds, isCut: !isEnded, isStopped });
 }
 
 const decode = (tokenizer, tokens) =>

@@ -142,6 +142,7 @@ def generate(
         precision: Precision of the matmuls. bf16 is faster if the processor supports it.
             In bf16, near-ties between tokens may resolve differently than in float32 or in another
             batch. auto: bf16 if supported, otherwise float32.
+            int8: auto, but one text on a CPU has 8 bits (docs/reference/generation.md).
         must_use: Constrain recipes to the recipe format and to the ingredients in their prompts.
         schema: Constrain texts to JSON of this schema: a file, the schema itself, or "recipe" for
             the schema of schema.org.
