@@ -304,9 +304,9 @@ def test_precision_is_that_of_the_products(run, monkeypatch):
 REFUSED = {
     "temperature": lambda run: toque.generate(run, "x", temperature=-1.0),
     "top_p": lambda run: toque.generate(run, "x", top_p=0.0),
-    "precision": lambda run: toque.generate(run, "x", precision="int8"),
+    "precision": lambda run: toque.generate(run, "x", precision="fp8"),
     "prompts": toque.generate,
-    "form": lambda run: toque.export(run, "elsewhere", form="onnx"),
+    "form": lambda run: toque.export(run, "elsewhere", form="mlx"),
     "examples": lambda _: toque.check(configuration(), examples=1),
     "kills": lambda run: toque.drill(run, kills=-1),
     "start": lambda run: toque.train(configuration(), start=run.folder),

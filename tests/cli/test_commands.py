@@ -76,7 +76,7 @@ REFUSED = {
     "pairs run --to x.jsonl --chosen best --samples 1": "at least 2 for --chosen best",
     "pairs run --to x.jsonl --by taste": "'taste' is not a score",
     "export run --to run": "Choose another folder with --to",
-    "export run --to x --format onnx": "--format must be one of hf",
+    "export run --to x --format mlx": "--format must be one of hf",
     "report run --out run": "Name another file with --out",
     "check run.yaml --examples 1": "--examples must be at least 2",
     "drill run --steps 3": "--steps must be at least 8 and --kills at least 0",

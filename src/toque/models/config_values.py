@@ -21,6 +21,11 @@ def head_size(config: Any) -> int:
     return int(size or config.hidden_size // config.num_attention_heads)
 
 
+def scales_outputs(config: Any) -> bool:
+    """Return false only for a T5 that does not multiply its outputs by d_model ** -0.5."""
+    return bool(getattr(config, "scale_decoder_outputs", True))
+
+
 def max_positions(config: Any) -> int | None:
     """Return a model's context length in tokens; None for T5, which has no limit.
 

@@ -11,18 +11,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from toque.cooking.cookbook.recipes import recipes
-from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
-from toque.data.tokenizer.chat import chat_template_of, prompt_ids, template_text
+from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS
+from toque.data.tokenizer.chat import chat_template_of, template_text
 from toque.data.tokenizer.codec import Codec, FamilyKind, generation_bounds
 from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument, needing
 from toque.models.loading.card_usage import with_gguf_usage, with_usage
-from toque.models.loading.hub import hub_name, push, refuse_push, resolve_folder
+from toque.models.loading.hub import hub_name, push, refuse_push
 from toque.models.loading.provenance import Provenance
 from toque.storage.no_follow import refuse_endless_files, refuse_links_elsewhere
 from toque.user_paths import named_path
 from toque.version import __version__
+from toque.workflows.compared_prompts import has_encoder, sample_prompts
 from toque.workflows.results import Model, resolve_model
 from toque.workflows.saved_steps import find_step, list_steps, run_of
 from toque.workflows.trained_model.model_codec import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from toque.models.gguf.gguf_export import ExportedGguf
     from toque.models.gguf.gguf_vocabulary import PromptTokens
     from toque.models.loading.model_export import Exported
-    from toque.models.onnx.onnx_export import ExportedOnnx
+    from toque.models.onnx_files.onnx_export import ExportedOnnx
 
 DEFAULT_DTYPES = {
     "hf": "f32",
@@ -59,8 +59,6 @@ _SAMPLE = (
     {"role": "user", "content": "And then?"},
 )
 """Conversation with which chat templates are compared."""
-_N_PROMPTS = 20
-"""Number of prompts with which the exported file and the model are compared."""
 _MODELFILE = """# ollama create {name} -f Modelfile
 FROM ./{file}
 {template}
@@ -342,16 +340,6 @@ def _encode_sample(folder: Path) -> list[int] | None:
     return None
 
 
-def has_encoder(source: Path) -> bool:
-    """Return whether a model is an encoder-decoder. For an adapter, look at its base."""
-    from toque.models.loading.from_scratch import config_in
-    from toque.models.lora.adapter_files import is_adapter_folder, read_config
-
-    if is_adapter_folder(source):
-        source = resolve_folder(str(read_config(source).base_model_name_or_path))
-    return bool(config_in(source).is_encoder_decoder)
-
-
 def _export_gguf(
     source: Path, to: Path, kind: str, card: str, record: Provenance
 ) -> ExportedGguf:
@@ -395,17 +383,6 @@ def _export_gguf(
         prompts=list(sample_prompts(codec, family, record).values()),
         files={"README.md": usage, "Modelfile": modelfile},
     )
-
-
-def sample_prompts(
-    codec: Codec, family: FamilyKind, record: Provenance
-) -> dict[str, list[int]]:
-    """Encode the prompts with which the exported file and the model are compared."""
-    texts = [
-        write_prompt(recipe.title, recipe.ingredients)
-        for recipe in recipes(_N_PROMPTS, 0)
-    ]
-    return {text: prompt_ids(codec, text, family, record.form) for text in texts}
 
 
 def _prompt_tokens(

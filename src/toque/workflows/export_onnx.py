@@ -11,12 +11,12 @@ from toque.errors import ConfigError, argument
 from toque.models.loading.card_usage import with_onnx_usage
 from toque.models.loading.model_export import put_files
 from toque.models.loading.provenance import FOLDER, Provenance
-from toque.models.onnx import onnx_export
-from toque.models.onnx.onnx_export import ExportedOnnx
 from toque.models.onnx.stored_types import TYPES
+from toque.models.onnx_files import onnx_export
+from toque.models.onnx_files.onnx_export import ExportedOnnx
 from toque.storage.atomic import FolderWriter
 from toque.user_paths import named_path
-from toque.workflows.export import has_encoder, sample_prompts
+from toque.workflows.compared_prompts import has_encoder, sample_prompts
 from toque.workflows.export_web import WebPage
 from toque.workflows.trained_model.model_codec import (
     find_tokenizer,

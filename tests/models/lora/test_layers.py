@@ -264,7 +264,9 @@ def test_another_base_another_type_and_a_damaged_folder_are_refused(
     name = min(other)
     other[name] = other[name] + 1.0
     save_file(other, base_folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="trained on other weights than this base"):
+    with pytest.raises(
+        CheckpointError, match="trained on other weights than this base"
+    ):
         load_with_adapter(tmp_path / "adapter")
     weights = (tmp_path / "adapter" / WEIGHTS).read_bytes()
     (tmp_path / "adapter" / WEIGHTS).write_bytes(weights[:-40])

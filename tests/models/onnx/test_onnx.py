@@ -13,11 +13,11 @@ import torch
 from tiny import EOS, EVERY_KIND, PAD, make
 from toque.errors import CheckpointError, ConfigError
 from toque.models.loading.model_export import save_model
-from toque.models.onnx import onnx_export as exporting
-from toque.models.onnx.onnx_export import ExportedOnnx, export_onnx
-from toque.models.onnx.runtime import DECODER, ENCODER, T5_DECODER
 from toque.models.onnx.stored_types import round_weights
 from toque.models.onnx.supported_models import find_unsupported
+from toque.models.onnx_files import onnx_export as exporting
+from toque.models.onnx_files.onnx_export import ExportedOnnx, export_onnx
+from toque.models.onnx_files.runtime import DECODER, ENCODER, T5_DECODER
 
 PROMPTS = [[5 + i, 9, 13 + i, 7, EOS] for i in range(20)]
 

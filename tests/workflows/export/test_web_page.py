@@ -41,7 +41,7 @@ def test_the_page_has_the_model_its_tokens_and_its_prompt(
     codec = load_codec(tokenizers_at[kind])
     model = model_folder(tmp_path, family, codec, wide=0.2)
     done = toque.export(model, tmp_path / "soup", form="web", packages=packages)
-    assert "http.server --directory" in str(done)
+    assert "http.server -d " in str(done)
     settings = json.loads((done.folder / "settings.json").read_text())
     assert settings["recipes"]["asks"] == "Generate recipe for:"
     assert settings["max_new_tokens"] == 40

@@ -16,9 +16,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError, argument
+from toque.models.config_values import scales_outputs
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.provenance import FOLDER, RECORD, WRITTEN, Provenance
 from toque.models.loading.self_check import relative_error
@@ -197,11 +198,6 @@ def write_config(
         generation.to_json_file(
             folder / "generation_config.json", keys_to_pop=["compile_config"]
         )
-
-
-def scales_outputs(config: PretrainedConfig) -> bool:
-    """Return false only for a T5 that does not multiply its outputs by d_model ** -0.5."""
-    return bool(getattr(config, "scale_decoder_outputs", True))
 
 
 def _write_model(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from onnx import ModelProto, TensorProto
 from torch import Tensor
@@ -25,6 +25,9 @@ def decoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
     """
     builder = {"gpt2": _Gpt2, "gpt_neox": _Neox}.get(model.config.model_type, _Llama)
     return builder(model, kind).build()
+
+
+_BODY: Final = "model"  # name of the module below the head
 
 
 class _Cached(NamedTuple):
@@ -248,7 +251,7 @@ class _Neox(_Decoder):
 class _Llama(_Decoder):
     """Llama, Mistral, Qwen2 and Qwen3."""
 
-    embedding_name = "model.embed_tokens.weight"
+    embedding_name = f"{_BODY}.embed_tokens.weight"
 
     def embed(self, ids: str) -> str:
         return self.graph.rows(
@@ -256,7 +259,7 @@ class _Llama(_Decoder):
         )
 
     def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
-        g, block = self.graph, f"model.layers.{n}"
+        g, block = self.graph, f"{_BODY}.layers.{n}"
         normed = self._norm(x, f"{block}.input_layernorm")
         query = self.rotate(self._heads(normed, f"{block}.self_attn.q", self.heads))
         key = self.rotate(self._heads(normed, f"{block}.self_attn.k", self.key_heads))
@@ -272,7 +275,7 @@ class _Llama(_Decoder):
         return g.op("Add", x, self.linear(wide, f"{block}.mlp.down_proj")), present
 
     def final_norm(self, x: str) -> str:
-        return self._norm(x, "model.norm")
+        return self._norm(x, f"{_BODY}.norm")
 
     def _heads(self, x: str, name: str, heads: int) -> str:
         split = self.graph.split_heads(self.linear(x, f"{name}_proj"), heads, self.size)

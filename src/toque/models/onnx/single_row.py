@@ -8,6 +8,7 @@ a weight with a scale per output, an input with one scale.
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from toque.models.generation.row_program import States
 from toque.models.lora.frozen import PLAIN, format_of, is_added
 from toque.models.onnx.decoders import decoder_graph
 from toque.models.onnx.stored_types import INT8_PRODUCTS
 from toque.models.onnx.supported_models import find_unsupported
 from toque.models.onnx.t5 import t5_decoder_graph
 
+States = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, [H, tokens, d] each."""
 _ARM: Final = ("arm64", "aarch64")
 
 

@@ -10,8 +10,8 @@ import torch
 from onnx import ModelProto, TensorProto
 from transformers import PreTrainedModel
 
+from toque.models.config_values import scales_outputs
 from toque.models.forward.packed import bias_by_distance
-from toque.models.loading.model_export import scales_outputs
 from toque.models.onnx.graph import Graph
 
 

@@ -26,10 +26,16 @@ from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import is_adapter_folder
 from toque.models.onnx.decoders import decoder_graph
-from toque.models.onnx.runtime import DECODER, ENCODER, T5_DECODER, OnnxModel, Token
 from toque.models.onnx.stored_types import round_weights
 from toque.models.onnx.supported_models import find_unsupported
 from toque.models.onnx.t5 import encoder_graph, t5_decoder_graph
+from toque.models.onnx_files.runtime import (
+    DECODER,
+    ENCODER,
+    T5_DECODER,
+    OnnxModel,
+    Token,
+)
 from toque.storage.atomic import FolderWriter, atomic_folder
 
 FOLDER: Final = "onnx"
@@ -60,7 +66,7 @@ class ExportedOnnx:
     def _describe_page(self) -> str:
         folder = in_shell(self.folder)
         return (
-            f" To try the page, run `python -m http.server --directory {folder} 8000`, and open "
+            f" To try the page, run `python -m http.server -d {folder} 8000`, and open "
             "http://localhost:8000. For a phone, copy the folder to a web server with https."
         )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 ENCODER: Final = "encoder_model.onnx"
 T5_DECODER: Final = "decoder_model_merged.onnx"
-DECODER: Final = "model.onnx"
+DECODER: Final = Path("model").with_suffix(".onnx").name
 """Names of the files that transformers.js and Optimum expect."""
 _Arrays = dict[str, NDArray[Any]]
 
