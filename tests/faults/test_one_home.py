@@ -97,7 +97,14 @@ def test_fault_89_commands_read_and_write_in_the_home_folder(
     assert list(Path.cwd().iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["~tilde", "./~", "~/inside", "./~root"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "~tilde",
+        "~/inside",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("./~", "./~root")),
+    ],
+)
 @pytest.mark.usefixtures("home")
 def test_fault_89_a_printed_command_opens_the_file_that_was_meant(name, capsys):
     """A file that is really named so, too, from which `init` ended in a traceback."""

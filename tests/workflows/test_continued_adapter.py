@@ -19,7 +19,9 @@ from toque.workflows.build import build_language_model, model_to_train
 from toque.workflows.prepared_store import open_store
 
 
-@pytest.fixture(scope="module", params=["gpt2", "t5"])
+@pytest.fixture(
+    scope="module", params=["gpt2", pytest.param("t5", marks=pytest.mark.slow)]
+)
 def begun(request: pytest.FixtureRequest, tmp_path_factory: Any) -> toque.RunConfig:
     """A base, and the settings of a run that trains an adapter on it."""
     folder = tmp_path_factory.mktemp(request.param)
