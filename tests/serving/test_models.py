@@ -73,7 +73,9 @@ def test_an_adapter_alone_is_merged(folders):
 
 
 def test_an_adapter_of_another_base_is_refused(folders):
-    with pytest.raises(CheckpointError, match="trained on other weights than this base"):
+    with pytest.raises(
+        CheckpointError, match="trained on other weights than this base"
+    ):
         open_models({"base": folders["base"], "stranger": folders["stranger"]})
 
 

@@ -118,7 +118,9 @@ def test_another_base_is_refused(begun, first):
         path.write_bytes(data)
     model = {"family": "auto", "start_from": str(other)}
     config = continued(begun, first, "other", model=model)
-    with pytest.raises(CheckpointError, match="was trained on other weights than this base"):
+    with pytest.raises(
+        CheckpointError, match="was trained on other weights than this base"
+    ):
         toque.train(config)
 
 
