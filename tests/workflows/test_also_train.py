@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import toque
-from fixtures.kitchens import TINY, Notices, StopAt, start_model
+from fixtures.kitchens import Notices, StopAt, adapter_config
 from toque.errors import ConfigError
 from toque.models.families import embedding
 from toque.models.loading.model_export import sample_logits
@@ -27,18 +27,12 @@ from toque.workflows.inference.open_served import open_models
     ],
 )
 def settings(request: pytest.FixtureRequest, tmp_path_factory: Any) -> toque.RunConfig:
-    folder = tmp_path_factory.mktemp(request.param)
-    model = start_model(folder, request.param)
-    config = toque.configure(
-        TINY | {"model": {"family": "auto", "start_from": str(model)}},
+    return adapter_config(
+        tmp_path_factory.mktemp(request.param),
+        request.param,
         adapter={"r": 4, "also_train": ["embeddings", "head"]},
-        data={"sources": [{"path": str(folder / "a.jsonl")}],
-              "store": str(folder / "recipes")},
-        train={"stop_after": "4 steps", "batch": "4 examples", "keep_best": 0},
-        run_dir=str(folder / "first"),
-    )  # fmt: skip
-    toque.prepare(config)
-    return config
+        train={"keep_best": 0},
+    )
 
 
 @pytest.fixture(scope="module")

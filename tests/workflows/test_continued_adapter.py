@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import toque
-from fixtures.kitchens import TINY, StopAt, start_model
+from fixtures.kitchens import StopAt, adapter_config
 from toque.errors import CheckpointError, ConfigError
 from toque.models.loading.model_export import sample_logits
 from toque.models.loading.pretrained import load_with_adapter
@@ -24,18 +24,12 @@ from toque.workflows.prepared_store import open_store
 )
 def begun(request: pytest.FixtureRequest, tmp_path_factory: Any) -> toque.RunConfig:
     """A base, and the settings of a run that trains an adapter on it."""
-    folder = tmp_path_factory.mktemp(request.param)
-    model = start_model(folder, request.param)
-    config = toque.configure(
-        TINY | {"model": {"family": "auto", "start_from": str(model)}},
-        run_dir=str(folder / "first"),
+    return adapter_config(
+        tmp_path_factory.mktemp(request.param),
+        request.param,
         adapter={"r": 4},
-        data={"sources": [{"path": str(folder / "a.jsonl")}],
-              "store": str(folder / "recipes")},
-        train={"stop_after": "6 steps", "batch": "4 examples", "save_every": "2 steps"},
-    )  # fmt: skip
-    toque.prepare(config)
-    return config
+        train={"stop_after": "6 steps", "save_every": "2 steps"},
+    )
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import toque
-from fixtures.kitchens import TINY, Notices, StopAt, start_model
+from fixtures.kitchens import Notices, StopAt, adapter_config
 from toque.data.loader import batch_stream
 from toque.data.loader.curriculum import stage_seed
 from toque.errors import CheckpointError
@@ -23,20 +23,14 @@ FEW_INGREDIENTS = {"from": "0 %", "max_ingredients": 5}
 )
 def settings(request: pytest.FixtureRequest, tmp_path_factory: Any) -> toque.RunConfig:
     """A base with dropout, and the settings of an adapter that is trained for 4 updates."""
-    folder = tmp_path_factory.mktemp(request.param)
-    model = start_model(folder, request.param)
-    config = toque.configure(
-        TINY | {"model": {"family": "auto", "start_from": str(model)}},
+    return adapter_config(
+        tmp_path_factory.mktemp(request.param),
+        request.param,
         adapter={"r": 4, "dropout": 0.1},
-        data={"sources": [{"path": str(folder / "a.jsonl")}],
-              "store": str(folder / "recipes")},
         curriculum={"stages": [FEW_INGREDIENTS]},
         optim={"schedule": "constant", "warmup": "0 steps"},
-        train={"stop_after": "4 steps", "batch": "4 examples", "keep_best": 0},
-        run_dir=str(folder / "first"),
-    )  # fmt: skip
-    toque.prepare(config)
-    return config
+        train={"keep_best": 0},
+    )
 
 
 @pytest.fixture(scope="module")

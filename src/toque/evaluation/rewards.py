@@ -129,13 +129,11 @@ def _to_numbers(result: object, n_texts: int) -> tuple[list[float], str]:
         The numbers before the first element that is not a finite number, and an error message. The
         message is empty if every element is finite and the length is right.
     """
-    if isinstance(result, str | bytes | Mapping | AbstractSet) or not isinstance(
-        result, Iterable
-    ):
+    is_other = isinstance(result, str | bytes | Mapping | AbstractSet)
+    has_no_axis = getattr(result, "ndim", 1) == 0  # an array or tensor
+    if is_other or has_no_axis or not isinstance(result, Iterable):
         return [], f"returned {type(result).__name__} instead of a list of numbers"
     values: list[float] = []
-    if hasattr(result, "ndim") and not result.ndim:  # an array or tensor
-        return [], f"returned {type(result).__name__} instead of a list of numbers"
     for element in islice(result, n_texts + 1):  # it may be endless
         value = _to_number(element)
         if value is None:
@@ -151,9 +149,9 @@ def _to_numbers(result: object, n_texts: int) -> tuple[list[float], str]:
 
 def _to_number(element: Any) -> float | None:
     """Convert a finite number, or a boolean. Return None for anything else."""
-    if isinstance(element, str | bytes | list | tuple) or bool(
-        getattr(element, "ndim", False)
-    ):
+    if isinstance(element, str | bytes | list | tuple):
+        return None
+    if getattr(element, "ndim", 0):  # an array or tensor
         return None
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         number = float(element)

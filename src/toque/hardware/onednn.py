@@ -35,6 +35,11 @@ def has_fast_bf16(device: torch.device) -> bool:
     )
 
 
+def has_vnni() -> bool:
+    """True for a CPU with AVX512-VNNI, which multiplies int8 natively and exactly."""
+    return bool(torch.cpu._is_vnni_supported())  # noqa: SLF001  # it has no public name
+
+
 @cache
 def onednn_is_faster() -> bool:
     """True on AVX-512 processors that are not Intel's, where oneDNN is faster than MKL in float32.

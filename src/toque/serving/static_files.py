@@ -89,13 +89,17 @@ def site_routes(views: Sequence[str], login: Login) -> list[Route]:
         for file in sorted(SITE.iterdir())
         if file.name not in ("index.html", "app.css")
     ]
-    style = STYLE.read_bytes() + (SITE / "app.css").read_bytes()
     return [
         Route("/", send_page),
         Route("/session", log_in, methods=["POST"]),
-        _file_route("style.css", style),
+        _file_route("style.css", read_style()),
         *files,
     ]
+
+
+def read_style() -> bytes:
+    """Read the style sheet of the application: the styles of all pages, and its own."""
+    return STYLE.read_bytes() + (SITE / "app.css").read_bytes()
 
 
 def _file_route(name: str, content: bytes) -> Route:

@@ -296,7 +296,7 @@ def _write(
     run: Path, trained: TrainedModel, result: AverageResult, target: Path
 ) -> None:
     """Write the average in the format of a finished model."""
-    from toque.workflows.final_model import write_model
+    from toque.workflows.final_model import write_trained
     from toque.workflows.trained_model.prompt_format import describe_prompts
 
     steps = ", ".join(f"{step:,}" for step in result.steps)
@@ -311,11 +311,4 @@ def _write(
         f"| this average | {result.loss:.4f} |\n{losses}\n"
         f"{describe_prompts(trained.record)}\n"
     )
-    write_model(
-        trained.model,
-        trained.codec,
-        target,
-        card=card,
-        record=trained.record,
-        base_hash=trained.base_hash,
-    )
+    write_trained(trained, target, card=card)

@@ -22,6 +22,8 @@ class _Package(NamedTuple):
 
     name: str
     version: str
+    origin: str
+    """Owner, licence and home."""
     files: dict[str, str]
     """SHA-256 by path in the package."""
 
@@ -36,6 +38,7 @@ _PACKAGES: Final = (
     _Package(
         "onnxruntime-web",
         "1.30.0",
+        "(c) Microsoft Corporation, MIT license\n  https://github.com/microsoft/onnxruntime",
         {
             "dist/ort.wasm.min.mjs": (
                 "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b"
@@ -51,6 +54,7 @@ _PACKAGES: Final = (
     _Package(
         "@huggingface/tokenizers",
         "0.2.0",
+        "(c) Hugging Face, Apache License 2.0\n  https://github.com/huggingface/tokenizers.js",
         {
             "dist/tokenizers.min.mjs": (
                 "258e46332101335ce8d95aed7745b19ac3b46d37f3e159a89cf894c2ea9b1d3a"
@@ -58,14 +62,13 @@ _PACKAGES: Final = (
         },
     ),
 )
-NOTICE: Final = """\
-This folder has files of these packages, unchanged:
 
-onnxruntime-web 1.30.0, (c) Microsoft Corporation, MIT license
-  https://github.com/microsoft/onnxruntime
-@huggingface/tokenizers 0.2.0, (c) Hugging Face, Apache License 2.0
-  https://github.com/huggingface/tokenizers.js
-"""
+
+def packages_notice() -> str:
+    """Return the names, licences and homes of the packages."""
+    lines = [f"{one.name} {one.version}, {one.origin}\n" for one in _PACKAGES]
+    head = "This folder has files of these packages, unchanged:\n\n"
+    return head + "".join(lines)
 
 
 def package_files(folder: Path | None) -> dict[str, bytes]:

@@ -191,7 +191,7 @@ def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
 
 def _write_checkpoint(checkpoint: Path, folder: Path) -> None:
     """Write the model of a checkpoint in the format of a finished model."""
-    from toque.workflows.final_model import write_model  # loads torch
+    from toque.workflows.final_model import write_trained  # loads torch
     from toque.workflows.inference.open_model import checkpoint_model
 
     trained = checkpoint_model(checkpoint)
@@ -202,14 +202,7 @@ def _write_checkpoint(checkpoint: Path, folder: Path) -> None:
         f"{trained.step:,} updates. They were not scored, and their licence is not recorded.\n\n"
         f"{describe_prompts(trained.record)}\n"
     )
-    write_model(
-        trained.model,
-        trained.codec,
-        folder,
-        card=card,
-        record=trained.record,
-        base_hash=trained.base_hash,
-    )
+    write_trained(trained, folder, card=card)
 
 
 def _card_in(folder: Path, *, otherwise: str) -> str:

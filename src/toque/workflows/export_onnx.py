@@ -48,17 +48,18 @@ def export_onnx(
         )
     page = None if open_page is None else open_page()
     codec = open_codec(source, record)
-    family: FamilyKind = "encoder-decoder" if has_encoder(source) else "decoder"
+    encoder = has_encoder(source)
+    family: FamilyKind = "encoder-decoder" if encoder else "decoder"
     files: dict[str, str] = {}
     if record is not FOREIGN:
-        files, _ = model_files(codec, record, encoder=has_encoder(source))
+        files, _ = model_files(codec, record, encoder=encoder)
     # Only Toque reads its record, and it does not read ONNX files.
     texts = {name: text for name, text in files.items() if not name.startswith(FOLDER)}
     prompts = sample_prompts(codec, family, record)
     card = with_onnx_usage(
         card,
         prompt=example_prompt(record),
-        encoder=has_encoder(source),
+        encoder=encoder,
         max_new_tokens=record.max_new_tokens,
     )
 

@@ -18,10 +18,10 @@ from toque.errors import ConfigError
 from toque.models.config_values import head_size, max_positions
 from toque.models.loading.from_scratch import config_in
 from toque.models.loading.provenance import Provenance
-from toque.reports.page import STYLE
-from toque.serving.static_files import SITE
+from toque.models.onnx_files.onnx_export import FOLDER
+from toque.serving.static_files import SITE, read_style
 from toque.storage.atomic import FolderWriter
-from toque.workflows.browser_packages import NOTICE, package_files
+from toque.workflows.browser_packages import package_files, packages_notice
 from toque.workflows.trained_model.training_record import writes_recipes
 
 PAGE: Final = SITE.parent / "offline"
@@ -67,9 +67,8 @@ class WebPage:
             writer.put(file, (SITE / file).read_bytes())
         for file in ("offline.js", "writer.js"):
             writer.put(file, (PAGE / file).read_bytes())
-        style = STYLE.read_bytes() + (SITE / "app.css").read_bytes()
-        writer.put("style.css", style)
-        writer.put("packages.txt", NOTICE.encode())
+        writer.put("style.css", read_style())
+        writer.put("packages.txt", packages_notice().encode())
         config = config_in(writer.folder)
         settings = self._settings(config, codec, writer.folder)
         settings["samples"] = [
@@ -99,10 +98,8 @@ class WebPage:
             "using": WITH_INGREDIENTS,
             "max_ingredients": MAX_PROMPT_INGREDIENTS,
         }
-        files = [
-            _WASM,
-            *(f"onnx/{f.name}" for f in sorted((folder / "onnx").iterdir())),
-        ]
+        graphs = sorted((folder / FOLDER).iterdir())
+        files = [_WASM, *(f"{FOLDER}/{graph.name}" for graph in graphs)]
         return {
             "recipes": recipes if self._is_recipe_model else None,
             "max_new_tokens": self._record.max_new_tokens,

@@ -35,6 +35,7 @@ from toque.workflows.evaluate import (
     describe_accuracy,
     evaluate_samples,
 )
+from toque.workflows.inference.open_model import TrainedModel
 from toque.workflows.model_card import FinishedRun, model_card, resolve_auto_values
 from toque.workflows.run_folder.set_aside import set_aside_folder
 from toque.workflows.run_folder.weights import load_weights
@@ -239,6 +240,18 @@ def set_users_model_aside(folder: Path) -> Path | None:
     target = set_aside_folder(folder)
     move_into(model, target, model.name)
     return target / model.name
+
+
+def write_trained(trained: TrainedModel, folder: Path, *, card: str) -> None:
+    """Write an open checkpoint in the format of a finished model. See `write_model`."""
+    write_model(
+        trained.model,
+        trained.codec,
+        folder,
+        card=card,
+        record=trained.record,
+        base_hash=trained.base_hash,
+    )
 
 
 def write_model(

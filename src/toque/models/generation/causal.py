@@ -34,7 +34,7 @@ from toque.models.generation.prefixes import (
     PrefixCache,
     attend_after,
 )
-from toque.models.generation.row_program import RowProgram
+from toque.models.onnx.row_program import RowProgram
 
 NAME: Final = "toque_cached"  # name of this attention in transformers' registry
 
@@ -57,11 +57,9 @@ class CausalDecoding:
         """Position of each row's next token."""
         self.prefixes: PrefixCache | None = None
         """Finished rows, for prompts with the same beginning."""
-        self._is_in_program = False  # the program has the cache of the only row
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Prefill new rows after the live ones. Return the first token of each row's step."""
-        self._is_in_program = False
         lengths = [len(prompt) - 1 for prompt in prompts]
         places = self.cache.admit(lengths)
         new: list[tuple[Sequence[int], tuple[int, slice]]] = []
@@ -109,7 +107,6 @@ class CausalDecoding:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Compute one step: a token of every live row [n] to the output head's input [n, D]."""
-        self._is_in_program = False
         plan = _CachedAttention(self.cache, windows=self.cache.begin())
         positions = torch.tensor(self.positions, device=tokens.device)
         with attending_by(self._configs, NAME, plan):
@@ -120,11 +117,12 @@ class CausalDecoding:
         self.positions = [position + 1 for position in self.positions]
         return hidden[:, 0]
 
+    def begin_alone(self, program: RowProgram) -> None:
+        """Copy the cache of the only live row into a program."""
+        program.begin(self.cache.read_row(0))
+
     def step_alone(self, token: int, program: RowProgram) -> Tensor:
         """Compute one step of the only live row, and return its logits [1, vocabulary]."""
-        if not self._is_in_program:
-            program.begin(self.cache.read_row(0))
-            self._is_in_program = True
         logits = program.step(token, self.positions[0])
         self.cache.add_column(program.newest())
         self.positions[0] += 1
@@ -132,7 +130,6 @@ class CausalDecoding:
 
     def drop(self, row: int) -> None:
         """Remove a row. The last live row takes its index."""
-        self._is_in_program = False
         self.cache.drop(row)
         self.positions[row] = self.positions[-1]
         self.positions.pop()

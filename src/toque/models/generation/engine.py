@@ -33,8 +33,8 @@ from toque.models.generation.kv_cache import (
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.generation.packed_products import with_packed_products
-from toque.models.generation.row_program import RowProgram
 from toque.models.lora.frozen import computing, format_of
+from toque.models.onnx.row_program import RowProgram
 from toque.reporter import Count, uncounted
 
 OnToken = Callable[[int, int | None], object]

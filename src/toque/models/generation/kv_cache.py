@@ -399,13 +399,17 @@ class KVCache:
 
     def begin(self) -> list[AttentionWindow]:
         """Prepare one more token per row. Return the windows that end with it."""
+        self._make_room()
+        return self.windows(self.end + 1)
+
+    def _make_room(self) -> None:
+        """Move the rows if the buffers are full or mostly unused."""
         n_used = self.end - self.first
         # More columns are unused than used. So a move copies fewer columns than steps and prompts
         # have freed since the last move.
         has_unused = self.first >= n_used + SPARE
         if has_unused or self.end == self._width:
             self._move_rows(n_used)
-        return self.windows(self.end + 1)
 
     def windows(self, end: int) -> list[AttentionWindow]:
         """Return windows over the rows' columns before `end`."""
@@ -447,7 +451,7 @@ class KVCache:
 
     def add_column(self, new: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Add the key and value of a token of each live row, [n, H, d] each, for each layer."""
-        self.begin()
+        self._make_room()
         for layer, (key, value) in enumerate(new):
             self.append(layer, key, value)
         self.end += 1

@@ -22,7 +22,6 @@ from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.constraints import Constraint, mask_logits
 from toque.models.generation.options import GenerationOptions
 from toque.models.generation.prefixes import PrefixCache
-from toque.models.generation.row_program import RowProgram
 from toque.models.generation.sampling import (
     WORTHWHILE_STEPS,
     Int8Argmax,
@@ -31,6 +30,7 @@ from toque.models.generation.sampling import (
     uniform,
 )
 from toque.models.generation.t5 import T5Decoding
+from toque.models.onnx.row_program import RowProgram
 
 End = Literal["stop", "length", "stuck"]
 """Reason for the end of an answer: an end token, the length limit, or no token that fits its form.
@@ -157,6 +157,7 @@ class LiveRows:
     ) -> None:
         self._open_program = open_program
         self._program: RowProgram | None = None
+        self._is_in_program = False  # the program has the cache of the only row
         self.core = core
         self._max_rows = rows
         self._end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
@@ -197,6 +198,7 @@ class LiveRows:
             )
             if is_worthwhile:
                 self._int8_argmax = Int8Argmax(self._weight, rows=self._max_rows)
+        self._is_in_program = False
         first_tokens = self._decoding.admit([order.prompt for order in orders])
         for order, token in zip(orders, first_tokens, strict=True):
             ngrams = Ngrams(order.options.no_repeat_ngram_size)
@@ -234,9 +236,13 @@ class LiveRows:
         last_tokens = [row.token for row in self._rows]
         program = self._program_for_step()
         if program is None:
+            self._is_in_program = False
             tokens = torch.tensor(last_tokens, device=self.core.device)
             self._choose_tokens(self._decoding.step(tokens))
         else:
+            if not self._is_in_program:
+                self._decoding.begin_alone(program)
+                self._is_in_program = True
             logits = self._decoding.step_alone(last_tokens[0], program)
             self._choose_tokens(None, logits)
 
@@ -281,6 +287,7 @@ class LiveRows:
             # The newest token was not read yet.
             tokens = [*row.order.prompt, *row.answer][:-1]
             self._decoding.keep(index, tokens)
+        self._is_in_program = False
         self._decoding.drop(index)
         self._rows[index] = self._rows[-1]
         self._rows.pop()
@@ -296,6 +303,7 @@ class LiveRows:
             hidden: Input of the output head [n, D]; None if the logits are known.
             only_logits: Logits of the only row, [1, V].
         """
+        argmax = None if hidden is None else self._int8_argmax
         argmax_indices: list[int] = []
         groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, row in enumerate(self._rows):
@@ -303,14 +311,14 @@ class LiveRows:
             options = row.order.options
             if n_tokens < len(row.order.prefix):
                 row.token = row.order.prefix[n_tokens]
-            elif hidden is not None and self._can_argmax(row):
+            elif argmax is not None and row.needs_only_argmax:
                 argmax_indices.append(index)
             else:
                 sampling = (options.temperature, options.top_k, options.top_p)
                 groups[*sampling, options.min_p].append(index)
 
-        if hidden is not None and self._int8_argmax is not None and argmax_indices:
-            chosen = self._int8_argmax(_select_rows(hidden, argmax_indices)).tolist()
+        if hidden is not None and argmax is not None and argmax_indices:
+            chosen = argmax(_select_rows(hidden, argmax_indices)).tolist()
             for index, token in zip(argmax_indices, chosen, strict=True):
                 self._rows[index].token = token
         for indices in groups.values():
@@ -326,9 +334,6 @@ class LiveRows:
             for row, token in zip(rows, _sample(logits, rows), strict=True):
                 row.token = token
             _compute_logprobs(logits, rows)
-
-    def _can_argmax(self, row: _Row) -> bool:
-        return self._int8_argmax is not None and row.needs_only_argmax
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Compute logits, [n, D] -> [n, V]. The next call may overwrite them.

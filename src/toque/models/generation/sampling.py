@@ -19,6 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from toque.hardware.onednn import has_vnni
 from toque.keyed_random import mix
 
 _MASK = (1 << 64) - 1
@@ -161,7 +162,7 @@ def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
         and bias is None
         and not torch.is_autocast_enabled("cpu")
         and len(weight) >= 64 * BLOCK
-        and bool(torch.cpu._is_vnni_supported())  # noqa: SLF001  # it has no public name
+        and has_vnni()
     )
 
 

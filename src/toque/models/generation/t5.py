@@ -22,7 +22,7 @@ from toque.models.generation.kv_cache import (
     pad_prompts,
     prefill_groups,
 )
-from toque.models.generation.row_program import RowProgram
+from toque.models.onnx.row_program import RowProgram
 
 _SPARE_BIAS_COLUMNS = 256
 """Number of spare columns in a position bias, so that few steps need to compute it again."""
@@ -65,7 +65,6 @@ class T5Decoding:
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
         # Keys and values of the cross-attention.
         self.sources = KVCache.of_model(core, rows=rows)
-        self._is_in_program = False  # the program has the caches of the only row
         # Empty after the rows change.
         self._source_windows: list[AttentionWindow] = []
         # Bias of each layer that has one, [1, H, 1, columns]. The newest position is the last.
@@ -73,7 +72,6 @@ class T5Decoding:
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Encode the prompts of new rows after the live ones. Return their start tokens."""
-        self._is_in_program = False
         places = self.sources.admit([len(prompt) for prompt in prompts])
         for group in prefill_groups(prompts, self.core.device):
             self._prefill(prompts[group], places[group])
@@ -98,7 +96,6 @@ class T5Decoding:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Compute one step: a token of every live row [n] to the output head's input [n, D]."""
-        self._is_in_program = False
         plain_windows = windows = self.cache.begin()
         if not self._source_windows:
             self._source_windows = self.sources.windows(self.sources.end)
@@ -115,11 +112,12 @@ class T5Decoding:
         self.cache.end += 1
         return scale_outputs(self.core, self.decoder.final_layer_norm(hidden))
 
+    def begin_alone(self, program: RowProgram) -> None:
+        """Copy the caches of the only live row into a program."""
+        program.begin(self.cache.read_row(0), self.sources.read_row(0))
+
     def step_alone(self, token: int, program: RowProgram) -> Tensor:
         """Compute one step of the only live row, and return its logits [1, vocabulary]."""
-        if not self._is_in_program:
-            program.begin(self.cache.read_row(0), self.sources.read_row(0))
-            self._is_in_program = True
         logits = program.step(token, 0)  # a T5 has no absolute positions
         self.cache.add_column(program.newest())
         return logits
@@ -188,7 +186,6 @@ class T5Decoding:
 
     def drop(self, row: int) -> None:
         """Remove a row. The last live row takes its index."""
-        self._is_in_program = False
         self.cache.drop(row)
         self.sources.drop(row)
         self._source_windows = []

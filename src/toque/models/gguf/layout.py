@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from toque.errors import ConfigError
-from toque.models.config_values import window_of
+from toque.models.config_values import scales_outputs, window_of
 from toque.models.loading.from_scratch import give_own_head
 
 ARCHITECTURES: Final = {  # llama.cpp's name for each `model_type`
@@ -113,7 +113,7 @@ def _rope_type(config: PretrainedConfig) -> str:
 def remove_output_scale(model: PreTrainedModel) -> None:
     """Multiply a T5's output scale into a head of its own. Other models do not change."""
     config: Any = model.config
-    if config.model_type == "t5" and getattr(config, "scale_decoder_outputs", True):
+    if config.model_type == "t5" and scales_outputs(config):
         table = model.get_parameter("shared.weight").detach()
         give_own_head(model, table * config.d_model**-0.5)
         config.scale_decoder_outputs = False

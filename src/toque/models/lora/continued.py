@@ -17,6 +17,7 @@ from toque.models.lora.adapter_files import (
     is_adapter_folder,
     read_config,
     refuse_another_base,
+    saved_modules,
 )
 from toque.models.lora.layers import ADAPTER
 from toque.models.lora.tables import named_tables
@@ -64,17 +65,12 @@ def with_values_of_start(adapter: AdapterConfig) -> AdapterConfig:
         )
     kind = "dora" if config.use_dora else "rslora" if config.use_rslora else "lora"
     values = {
-        "also_train": named_tables(config.modules_to_save or ()),
         "kind": kind,
         "r": config.r,
         "alpha": config.lora_alpha,
         "target_modules": tuple(sorted(config.target_modules)),
     }
-    if (
-        adapter.also_train
-    ):  # `load_start` compares it, because a shared matrix has two names
-        values["also_train"] = adapter.also_train
-    for name in (adapter.model_fields_set | {"kind"}) & values.keys() - {"also_train"}:
+    for name in (adapter.model_fields_set | {"kind"}) & values.keys():
         value = getattr(adapter, name)
         chosen = tuple(sorted(value)) if isinstance(value, tuple) else value
         if chosen not in ("auto", values[name]):
@@ -82,7 +78,9 @@ def with_values_of_start(adapter: AdapterConfig) -> AdapterConfig:
                 f"adapter.{name} is {value}, but the adapter {folder}, which adapter.start_from "
                 f"continues, has {values[name]}. Set it to that."
             )
-    return adapter.model_copy(update=values)
+    # `load_start` compares `also_train`, because a shared matrix has two names.
+    also_train = adapter.also_train or named_tables(saved_modules(config))
+    return adapter.model_copy(update=values | {"also_train": also_train})
 
 
 def load_start(model: PreTrainedModel, adapter: AdapterConfig) -> None:
@@ -100,7 +98,7 @@ def load_start(model: PreTrainedModel, adapter: AdapterConfig) -> None:
         return
     config: Any = model.peft_config[ADAPTER]
     start = read_config(folder)
-    saved = sorted(start.modules_to_save or ())
+    saved = saved_modules(start)
     if saved != (config.modules_to_save or []):
         raise ConfigError(
             f"adapter.also_train is [{', '.join(adapter.also_train)}], but the adapter {folder}, "

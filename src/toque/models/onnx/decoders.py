@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from onnx import ModelProto, TensorProto
 from torch import Tensor
@@ -40,6 +40,8 @@ class _Cached(NamedTuple):
 class _Decoder:
     """Builder of the parts that all decoders share."""
 
+    embedding_name: ClassVar[str]
+
     def __init__(self, model: PreTrainedModel, kind: str) -> None:
         self.config: Any = model.config
         self.weights = dict(model.named_parameters(remove_duplicate=False))
@@ -55,6 +57,7 @@ class _Decoder:
         )
         rotary = getattr(model.base_model, "rotary_emb", None)
         self.frequencies: Tensor | None = getattr(rotary, "inv_freq", None)
+        self.turns = ("", "")  # cosines and sines of the positions
 
     def build(self) -> ModelProto:
         """Build the graph."""
@@ -78,6 +81,8 @@ class _Decoder:
         seen = g.op("And", g.causal_mask(n_past, total), g.padding_mask(mask))
         self.mask = g.mask_bias(seen)
 
+        if self.frequencies is not None:
+            self.turns = self._turns(self.frequencies)
         x = self.embed(ids)
         for n, cached in enumerate(past):
             x, present = self.layer(x, n, cached)
@@ -93,7 +98,8 @@ class _Decoder:
 
     def embed(self, ids: str) -> str:
         """Look up the embeddings [batch, tokens, width]."""
-        raise NotImplementedError
+        name = self.embedding_name
+        return self.graph.rows(name, self.weights[name], ids)
 
     def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
         """Add layer `n`."""
@@ -107,8 +113,6 @@ class _Decoder:
         """Compute the logits."""
         name = self.embedding_name if self.is_tied else "lm_head.weight"
         return self.graph.linear(x, name, self.weights["lm_head.weight"])
-
-    embedding_name = ""
 
     def linear(self, x: str, name: str) -> str:
         """Add the linear layer `name`, with its bias if it has one."""
@@ -141,23 +145,20 @@ class _Decoder:
         )
         return mixed, present
 
+    def _turns(self, frequencies: Tensor) -> tuple[str, str]:
+        """Compute the cosines and sines of the positions, [batch, 1, tokens, half]."""
+        g = self.graph
+        places = g.op("Cast", self.positions, to=TensorProto.FLOAT)
+        column = g.op("Unsqueeze", places, g.constant([1, 3]))
+        angles = g.op("Mul", column, g.vector("inv_freq", frequencies))
+        return g.op("Cos", angles), g.op("Sin", angles)
+
     def rotate(self, x: str) -> str:
         """Rotate the first columns of each head by the positions (Su et al. 2021)."""
         g = self.graph
-        assert self.frequencies is not None, (
-            "only called for models with rotary positions"
-        )
+        assert self.frequencies is not None, "the model has rotary positions"
         half = len(self.frequencies)
-        angles = g.op(
-            "Mul",
-            g.op(
-                "Unsqueeze",
-                g.op("Cast", self.positions, to=TensorProto.FLOAT),
-                g.constant([1, 3]),
-            ),
-            g.vector("inv_freq", self.frequencies),
-        )  # [batch, 1, tokens, half]
-        cos, sin = g.op("Cos", angles), g.op("Sin", angles)
+        cos, sin = self.turns
         rest = self.size - 2 * half
         sizes = [half, half, rest] if rest else [half, half]
         first, second, *others = g.ops(
@@ -174,10 +175,9 @@ class _Gpt2(_Decoder):
     embedding_name = "transformer.wte.weight"
 
     def embed(self, ids: str) -> str:
-        g = self.graph
-        tokens = g.rows(self.embedding_name, self.weights[self.embedding_name], ids)
-        name = "transformer.wpe.weight"
-        return g.op("Add", tokens, g.rows(name, self.weights[name], self.positions))
+        g, name = self.graph, "transformer.wpe.weight"
+        places = g.rows(name, self.weights[name], self.positions)
+        return g.op("Add", super().embed(ids), places)
 
     def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
         g, block = self.graph, f"transformer.h.{n}"
@@ -198,21 +198,13 @@ class _Gpt2(_Decoder):
         return self.layer_norm(x, name, self.config.layer_norm_epsilon)
 
     def linear(self, x: str, name: str) -> str:
-        weight = self.weights[
-            f"{name}.weight"
-        ].T  # transformers stores [inputs, outputs]
-        return self.graph.linear(
-            x, f"{name}.weight", weight, self.weights[f"{name}.bias"]
-        )
+        weight, bias = (self.weights[f"{name}.{part}"] for part in ("weight", "bias"))
+        # transformers stores [inputs, outputs].
+        return self.graph.linear(x, f"{name}.weight", weight.T, bias)
 
 
 class _Neox(_Decoder):
     embedding_name = "gpt_neox.embed_in.weight"
-
-    def embed(self, ids: str) -> str:
-        return self.graph.rows(
-            self.embedding_name, self.weights[self.embedding_name], ids
-        )
 
     def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
         g, block = self.graph, f"gpt_neox.layers.{n}"
@@ -252,11 +244,6 @@ class _Llama(_Decoder):
     """Llama, Mistral, Qwen2 and Qwen3."""
 
     embedding_name = f"{_BODY}.embed_tokens.weight"
-
-    def embed(self, ids: str) -> str:
-        return self.graph.rows(
-            self.embedding_name, self.weights[self.embedding_name], ids
-        )
 
     def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
         g, block = self.graph, f"{_BODY}.layers.{n}"

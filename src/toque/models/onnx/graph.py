@@ -30,7 +30,8 @@ class Graph:
         self._initializers: dict[str, Any] = {}
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
-        self._stored: dict[str, tuple[Stored, str]] = {}
+        self._stored: dict[str, Stored] = {}
+        self._matrices: dict[str, str] = {}
         self._transposed: dict[str, str] = {}
         self._integers: dict[str, list[str]] = {}  # rounded inputs of linear layers
         self._count = 0  # number of operators
@@ -92,27 +93,25 @@ class Graph:
 
     def matrix(self, name: str, tensor: Tensor) -> str:
         """Add a matrix [rows, columns] in the stored type, and return it in float32."""
-        if name not in self._stored:
-            stored = to_stored(tensor, self.kind)
-            values = self._initialize(name, stored.values)
-            if stored.values.dtype != np.float32:
-                values = self.op("Cast", values, to=_FLOAT)
-            if stored.scales is not None:
-                scales = self._initialize(f"{name}.scales", stored.scales)
-                values = self.op("Mul", values, scales)
-            self._stored[name] = stored, values
-        return self._stored[name][1]
+        if name not in self._matrices:
+            self._matrices[name] = self._read(name, tensor, lambda stored: stored)
+        return self._matrices[name]
 
     def rows(self, name: str, tensor: Tensor, ids: str) -> str:
         """Look up rows of a matrix: the embeddings of `ids`."""
+        return self._read(name, tensor, lambda stored: self.op("Gather", stored, ids))
+
+    def _read(self, name: str, tensor: Tensor, select: Callable[[str], str]) -> str:
+        """Store a matrix once, and convert what `select` takes of it to float32."""
         if name not in self._stored:
-            self.matrix(name, tensor)
-        stored, _ = self._stored[name]
-        values = self.op("Gather", name, ids)
+            self._stored[name] = to_stored(tensor, self.kind)
+        stored = self._stored[name]
+        values = select(self._initialize(name, stored.values))
         if stored.values.dtype != np.float32:
             values = self.op("Cast", values, to=_FLOAT)
         if stored.scales is not None:
-            values = self.op("Mul", values, self.op("Gather", f"{name}.scales", ids))
+            scales = self._initialize(f"{name}.scales", stored.scales)
+            values = self.op("Mul", values, select(scales))
         return values
 
     def transposed(self, name: str, tensor: Tensor) -> str:

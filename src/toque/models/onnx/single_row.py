@@ -8,31 +8,28 @@ a weight with a scale per output, an input with one scale.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import onnxruntime
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from toque.hardware.onednn import has_vnni
 from toque.models.lora.frozen import PLAIN, format_of, is_added
 from toque.models.onnx.decoders import decoder_graph
+from toque.models.onnx.row_program import States
+from toque.models.onnx.session import Arrays, DecoderSession
 from toque.models.onnx.stored_types import INT8_PRODUCTS
 from toque.models.onnx.supported_models import find_unsupported
 from toque.models.onnx.t5 import t5_decoder_graph
 
-States = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, [H, tokens, d] each."""
 _ARM: Final = ("arm64", "aarch64")
 
 
 def has_exact_int8() -> bool:
     """True for processors on which sums of int8 products cannot overflow: AVX512-VNNI and ARM."""
-    # It has no public name.
-    return bool(torch.cpu._is_vnni_supported()) or platform.machine() in _ARM  # noqa: SLF001
+    return has_vnni() or platform.machine() in _ARM
 
 
 def find_obstacle(model: PreTrainedModel) -> str:
@@ -58,17 +55,13 @@ class SingleRow:
             graph = t5_decoder_graph(model, INT8_PRODUCTS, with_source=False)
         else:
             graph = decoder_graph(model, INT8_PRODUCTS)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
         # Threads that wait in a loop would take time from torch's threads.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = onnxruntime.InferenceSession(
-            graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        self._session = DecoderSession(
+            graph.SerializeToString(), threads=torch.get_num_threads()
         )
-        self._outputs = [output.name for output in self._session.get_outputs()]
         self._middle = ".decoder" if self._is_t5 else ""
-        self._cache: dict[str, NDArray[Any]] = {}
-        self._source: dict[str, NDArray[Any]] = {}
+        self._cache: Arrays = {}
+        self._source: Arrays = {}
 
     def begin(self, states: States, source: States = ()) -> None:
         """Copy the cache of a row, and for a T5 the cache of its source."""
@@ -87,13 +80,8 @@ class SingleRow:
         if not self._is_t5:
             inputs["position_ids"] = np.array([[position]], np.int64)
             inputs["attention_mask"] = np.ones((1, position + 1), np.int64)
-        values = dict(zip(self._outputs, self._session.run(None, inputs), strict=True))
-        logits = torch.from_numpy(values.pop("logits"))
-        self._cache = {
-            name.replace("present", "past_key_values"): value
-            for name, value in values.items()
-        }
-        return logits[:, -1]
+        logits, self._cache = self._session.step(inputs)
+        return torch.from_numpy(logits)[:, -1]
 
     def newest(self) -> list[tuple[Tensor, Tensor]]:
         """Return the keys and values of the last token for each layer, [1, H, d] each."""
@@ -109,7 +97,7 @@ class SingleRow:
         ]
 
 
-def _to_arrays(states: States, middle: str) -> dict[str, NDArray[Any]]:
+def _to_arrays(states: States, middle: str) -> Arrays:
     return {
         f"past_key_values.{n}{middle}.{part}": tensor.float().contiguous()[None].numpy()
         for n, pair in enumerate(states)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError, in_shell
 from toque.models.config_values import max_positions
-from toque.models.generation.engine import generate
+from toque.models.generation.engine import generate, limit_answers
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.model_export import (
     refuse_nonempty,
@@ -128,15 +128,13 @@ def export_onnx(
         )
     refuse_nonfinite(model)
     limit = max_positions(model.config)
-    n_tokens = N_TOKENS
     if limit is not None:  # leave half of the context for generated tokens
         prompts = [prompt[: max(1, limit // 2)] for prompt in prompts]
-        n_tokens = min(N_TOKENS, max(1, limit // 2))
     answer_all = partial(
         generate,
         model,
         [list(prompt) for prompt in prompts],
-        GenerationOptions(max_new_tokens=n_tokens),
+        GenerationOptions(max_new_tokens=N_TOKENS),
         eos_id=ends,
         pad_id=pad,
     )
@@ -150,12 +148,7 @@ def export_onnx(
             _write_graphs(model, folder, kind)
             round_weights(model, kind)
             expected = answer_all()
-            start = model.config.decoder_start_token_id if _has_encoder(model) else None
-            program = OnnxModel(folder, start=start)
-            for prompt, answer in zip(prompts, expected, strict=True):
-                _compare(
-                    list(program.generate(prompt, ends, n_tokens)), answer, ends, source
-                )
+            _compare_all(model, folder, prompts, expected, ends, source)
             add_files(writer)
             size = sum(file.stat().st_size for file in folder.iterdir())
     except OSError as error:
@@ -189,6 +182,22 @@ def _write_graphs(model: PreTrainedModel, folder: Path, kind: str) -> None:
                 "the format is 2 GB. Use a smaller dtype, or format hf or gguf."
             )
         onnx.save_model(graph, folder / name)
+
+
+def _compare_all(
+    model: PreTrainedModel,
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    ends: Sequence[int],
+    source: Path,
+) -> None:
+    """Compare what the files in `folder` generate with the model's answers; see `_compare`."""
+    start = model.config.decoder_start_token_id if _has_encoder(model) else None
+    program = OnnxModel(folder, start=start)
+    limits = limit_answers(model, prompts, N_TOKENS, ())
+    for prompt, answer, limit in zip(prompts, answers, limits, strict=True):
+        _compare(list(program.generate(prompt, ends, limit)), answer, ends, source)
 
 
 def _compare(
