@@ -39,7 +39,7 @@ def update(
         runtime.backward(loss / batch.n_targets)
         total += loss.detach()
     norm = runtime.clip_gradients(optimizer, 1.0)
-    runtime.optimizer_step(optimizer, lr=lr, only_if=torch.isfinite(norm))
+    runtime.optimizer_step(optimizer, lr=lr, only_if=torch.isfinite(norm), step=0)
     synchronize(runtime.device)
     return float(total) / batch.n_targets
 

@@ -14,7 +14,7 @@ from toque.errors import ConfigError
         (['optim.cooldown="10 %"'], "only wsd uses it"),
         (
             ["optim.averaging={last: 3}"],
-            "It was removed. Instead, use an optim.schedule that falls",
+            "It was removed. Instead, use optim.ema_decay",
         ),
         (["optim.gradient_noise={eta: -1}"], "optim.gradient_noise.eta"),
     ],

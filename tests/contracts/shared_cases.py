@@ -36,8 +36,13 @@ from toque.training.distributed.data_parallel import (
 )
 from toque.training.distributed.process_group import join_ranks
 from toque.training.distributed.sharding import Sharded
-from toque.training.optim.factory import step_if
+from toque.training.optim.factory import (
+    build_optimizer,
+    optimizer_tensors,
+    step_if,
+)
 from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.optim.weight_average import AVERAGE, keep_average
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
 from toque.units import Cursor, Duration
@@ -76,6 +81,8 @@ def run_of(
         return Requests(save=True) if info.progress.step == SAVED_AT else None
 
     sharing, seen = shared(model, strategy, ranks), Numbers(ask)
+    optimizer = build_optimizer(model)
+    keep_average(optimizer, 0.9)
     trainer = small_trainer(
         model,
         stream_of(
@@ -92,6 +99,7 @@ def run_of(
         ),
         callbacks=(seen,),
         sharing=sharing,
+        optimizer=optimizer,
         check_reached=refuse_unreached if weights == "lora" else None,
         noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
     )
@@ -100,7 +108,10 @@ def run_of(
 
 def ended(trainer: Trainer, seen: Numbers) -> dict[str, Any]:
     end = trainer.fit()
-    whole = gather_tensors({"model": model_tensors(trainer.model)}, keep=True)["model"]
+    state = optimizer_tensors(trainer.optimizer, trainer.model)
+    averages = {key: t for key, t in state.items() if key.endswith(AVERAGE)}
+    assert averages
+    whole = gather_tensors({"": model_tensors(trainer.model) | averages}, keep=True)[""]
     digest = hashlib.sha256()
     for name in sorted(whole):
         digest.update(
@@ -165,7 +176,7 @@ def skipped(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
             local_part(group["params"][0].grad).fill_(torch.inf)
         finite = torch.isfinite(trainer.runtime.clip_gradients(optimizer, 0.5))
         group["lr"], before = 1e-2, weights_sum(model)
-        step_if(optimizer, finite, torch.device("cuda"))
+        step_if(optimizer, finite, torch.device("cuda"), step=0)
         optimizer.zero_grad()
         found["finite"].append(bool(finite))
         found["changed"].append(weights_sum(model) != before)

@@ -146,6 +146,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "optim.gradient_noise": ("{eta: 0.1}", "losses"),
     "optim.gradient_noise.eta": ("{eta: 0.2}", "losses"),
     "optim.gradient_noise.gamma": ("{eta: 0.1, gamma: 3.0}", "losses"),
+    "optim.ema_decay": ("0.5", "said"),
     "optim.outliers": ("{sigma: 1e-6, window: 2}", "losses"),
     "optim.outliers.sigma": ("{sigma: 1e-6, window: 2}", "warnings"),
     "optim.outliers.window": ("{sigma: 1e-6, window: 2}", "losses"),

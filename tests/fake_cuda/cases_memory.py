@@ -95,7 +95,7 @@ def _phases(
                 torch.empty_like(parameter) if parameter.requires_grad else None
             )
         runtime.optimizer_step(
-            optimizer, lr=1e-4, only_if=torch.ones((), device="cuda") > 0
+            optimizer, lr=1e-4, only_if=torch.ones((), device="cuda") > 0, step=0
         )
         found: dict[str, int] = {}
         objective = _objective(config, model)
@@ -114,7 +114,9 @@ def _phases(
         with _phase(card, found, "clip"):
             norm = runtime.clip_gradients(optimizer, config.optim.max_grad_norm)
         with _phase(card, found, "step"):
-            runtime.optimizer_step(optimizer, lr=1e-4, only_if=torch.isfinite(norm))
+            runtime.optimizer_step(
+                optimizer, lr=1e-4, only_if=torch.isfinite(norm), step=0
+            )
         return found
 
 

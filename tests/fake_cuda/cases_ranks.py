@@ -170,7 +170,9 @@ def peak_of_rank(config: RunConfig, ranks: int) -> tuple[int, int]:
                 runtime.backward(loss / batch.n_targets)
                 del loss
             norm = runtime.clip_gradients(optimizer, 1.0)
-            runtime.optimizer_step(optimizer, lr=1e-4, only_if=torch.isfinite(norm))
+            runtime.optimizer_step(
+                optimizer, lr=1e-4, only_if=torch.isfinite(norm), step=0
+            )
         return memory.tensors, card.peak
 
 

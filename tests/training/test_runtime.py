@@ -118,7 +118,7 @@ def update(runtime, optimizer, *, loss=1.0, lr=0.1):
     batch = RowStream().at(Cursor()).batch
     loss = torch.tensor(loss, device=norm.device)
     apply = UpdateGuard(runtime).should_apply(0, lr, loss, norm, batch)
-    runtime.optimizer_step(optimizer, lr=lr, only_if=apply)
+    runtime.optimizer_step(optimizer, lr=lr, only_if=apply, step=0)
 
 
 def with_gradients(model, value=1.0):
@@ -137,7 +137,7 @@ def test_clipping(limit, length):
     weight.grad = torch.full((100,), 5.0)
     runtime = detect()
     assert float(runtime.clip_gradients(optimizer, limit)) == pytest.approx(50.0)
-    runtime.optimizer_step(optimizer, lr=1.0, only_if=YES)
+    runtime.optimizer_step(optimizer, lr=1.0, only_if=YES, step=0)
     assert float(weight.detach().norm()) == pytest.approx(length)
     assert weight.grad is None
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import toque
-from fixtures.kitchens import TINY, kitchen_in
+from fixtures.kitchens import TINY, StopAt, kitchen_in
 from tiny import shape_of
 from toque.cli import main
 from toque.config.dump import to_yaml
@@ -18,6 +18,7 @@ from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.storage.atomic import remove_folder
 from toque.training.checkpoint import saved
 from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.optim.weight_average import AVERAGE
 from toque.workflows.inference.open_model import open_model
 
 STEPS = {
@@ -67,7 +68,7 @@ def test_the_written_weights_are_the_mean_and_the_losses_are_those_of_training(
     result = toque.average(run, tmp_path / "mean", last=3)
     result.raise_if_failed()
     assert result.folder == tmp_path / "mean"
-    assert list(result.steps) == [30, 33, 36]
+    assert result.best == "average of 3 checkpoints, steps 30 to 36"
 
     written = load_file(tmp_path / "mean" / "model.safetensors")
     expected = mean_of(newest(run, 3))
@@ -96,8 +97,7 @@ def test_the_folder_is_a_model_for_other_commands(run, tmp_path):
     exported = sample_logits(load_model(str(tmp_path / "exported")))
     torch.testing.assert_close(exported, logits)
     card = (tmp_path / "mean" / "README.md").read_text()
-    assert "run, average of 3 checkpoints" in card
-    assert "after 30, 33, 36 updates" in card
+    assert "run, average of 3 checkpoints, steps 30 to 36" in card
     assert "checkpoints/step-00000036 |" in card
 
 
@@ -105,7 +105,7 @@ def test_an_average_that_is_worse_is_not_written(run, tmp_path, capsys):
     words = ["average", str(run), "--to", str(tmp_path / "mean")]
     assert main(words) == CheckFailed.exit_code
     printed = capsys.readouterr()
-    assert "average of 12, steps 3 to 36" in printed.out
+    assert "average of 12 checkpoints, steps 3 to 36" in printed.out
     assert "but checkpoints/step-00000036 has" in printed.err
     assert "Average fewer checkpoints with --last" in printed.err
     assert not (tmp_path / "mean").exists()
@@ -202,7 +202,7 @@ def test_a_checkpoint_that_training_removes_meanwhile(copied, tmp_path, monkeypa
 
     monkeypatch.setattr(saved, "verify_checkpoint", removing)
     result = toque.average(copied, tmp_path / "mean", last=3)
-    assert list(result.steps) == [27, 30, 33]
+    assert result.best == "average of 3 checkpoints, steps 27 to 33"
 
 
 def test_a_run_with_another_objective_is_refused(run, tmp_path):
@@ -211,6 +211,40 @@ def test_a_run_with_another_objective_is_refused(run, tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     with pytest.raises(ConfigError, match=r"objective\.kind=dpo"):
         toque.average(tmp_path)
+
+
+def test_an_exponential_average_survives_a_stop_to_the_bit(tmp_path):
+    optim = HIGH_RATE | {"ema_decay": 0.8}
+    train = STEPS | {"stop_after": "12 steps", "save_every": "12 steps"}
+    path = kitchen_in(tmp_path, optim=optim, train=train)
+    config = toque.configure(path)
+    whole = toque.train(config)
+    parted = toque.configure(path, run_dir=str(tmp_path / "parted"))
+    assert toque.train(parted, callbacks=[StopAt(5)]).interrupted
+    toque.train(parted)
+    states = [
+        (run / "checkpoints" / "step-00000012" / "optimizer.safetensors").read_bytes()
+        for run in (whole.folder, tmp_path / "parted")
+    ]
+    assert states[0] == states[1]
+
+    result = toque.average(whole)
+    result.raise_if_failed()
+    assert result.best == "exponential average, step 12"
+    assert result.loss < min(result.checkpoints.values())
+    written = load_file(whole.folder / "average" / "model.safetensors")
+    state = verify_checkpoint(newest(whole.folder, 1)[0]).tensors("optimizer")
+    for name, tensor in written.items():
+        assert torch.equal(tensor, state[f"{name}/{AVERAGE}"])
+    score = toque.evaluate(result.folder, path).metrics["loss"]
+    assert result.loss == pytest.approx(score, rel=1e-5)
+
+    # With a number of checkpoints, only their mean is measured.
+    with pytest.raises(CheckpointError, match="or keep an exponential average"):
+        toque.average(whole, tmp_path / "two", last=2)
+    assert list(
+        toque.average(tmp_path / "parted", tmp_path / "two", last=2).averages
+    ) == ["average of 2 checkpoints, steps 6 to 12"]
 
 
 @pytest.mark.slow

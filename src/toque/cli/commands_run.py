@@ -401,16 +401,18 @@ def average(
     last: int | None = None,
     replace: bool = False,
 ) -> None:
-    """Average the newest checkpoints of a run, and keep the average if no checkpoint is better.
+    """Average the weights of a run, and keep the average if no checkpoint is better.
 
-    Prints the held-out losses of the newest checkpoint, of the best model and of the average. If
-    the average has the lowest loss, it is written as a model folder. Otherwise the exit code is 1.
+    Averages the newest checkpoints. With optim.ema_decay, the newest checkpoint also has an
+    exponential average. Prints the held-out losses of the averages, of the newest checkpoint and
+    of the best model. If an average has the lowest loss, it is written as a model folder. Otherwise
+    the exit code is 1.
 
     Args:
         run: run folder. The run may be training.
         to: the folder to write. Default: RUN/average.
-        last: number of newest checkpoints to average, at least 2. Default: all that the run has
-            (train.keep_last).
+        last: number of newest checkpoints, at least 2, to measure only their average. Default: all
+            that the run has (train.keep_last).
         replace: replace an earlier average.
     """
     from toque.workflows.average import average as workflow

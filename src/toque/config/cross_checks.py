@@ -249,6 +249,14 @@ def _optimizer_conflicts(config: RunConfig) -> Iterator[Conflict]:
                     f"this optimizer does not use it. Set `optim.{name}` to null.",
                 )
 
+    if optim.ema_decay is not None and config.objective.kind != "sft":
+        yield Conflict(
+            "optim.ema_decay",
+            "objective.kind",
+            "the held-out loss decides whether an average is kept, and it does not measure this "
+            "objective. Set `optim.ema_decay` to null.",
+        )
+
     if optim.min_lr > optim.peak_lr:
         yield Conflict(
             "optim.min_lr",

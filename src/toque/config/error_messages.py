@@ -70,7 +70,7 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Options in other trainers -> equivalent settings."""
 GONE = {
-    "optim.averaging": "use an optim.schedule that falls to zero, or average two checkpoints"
+    "optim.averaging": "use optim.ema_decay for an exponential average, or `toque average`"
 }
 """Removed settings -> alternatives."""
 _SCALARS = {

@@ -171,16 +171,16 @@ class Runtime:
         return norm
 
     def optimizer_step(
-        self, optimizer: torch.optim.Optimizer, *, lr: float, only_if: Tensor
+        self, optimizer: torch.optim.Optimizer, *, lr: float, only_if: Tensor, step: int
     ) -> None:
-        """Update the weights with the learning rate `lr`, and clear the gradients.
+        """Make update `step` with the learning rate `lr`, and clear the gradients.
 
         If `only_if` ([] bool) is False, weights and optimizer state do not change.
         """
         for group in optimizer.param_groups:
             group["lr"] = lr
         with self.phases("update"):
-            step_if(optimizer, only_if, self.device)
+            step_if(optimizer, only_if, self.device, step=step)
         # Fused optimizers do not increment the version counters of the weights. Cached copies of
         # the weights compare these counters.
         torch.autograd.graph.increment_version(_parameters(optimizer))

@@ -270,12 +270,15 @@ class Trainer:
     def _update_weights(self, loss: Tensor, lr: float, batch: Batch) -> Tensor:
         """Clip the gradients, apply the update if it is good, and return the gradient norm, []."""
         step = self.progress.step
+        all_updates = self.earlier_updates + step
         grad_norm = self.runtime.clip_gradients(self.optimizer, self.max_grad_norm)
         if self.noise is not None:
-            self.noise.add(self.model, self.earlier_updates + step)
+            self.noise.add(self.model, all_updates)
         is_good = self.guard.should_apply(step, lr, loss, grad_norm, batch)
         self.clock.lap("clip")
-        self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=is_good)
+        self.runtime.optimizer_step(
+            self.optimizer, lr=lr, only_if=is_good, step=all_updates
+        )
         self.clock.lap("optimizer")
         return grad_norm
 

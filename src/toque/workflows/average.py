@@ -1,7 +1,8 @@
-"""Average of a run's newest checkpoints, written only if it is at least as good as they are."""
+"""Averages of a run's weights. The best is written if it is at least as good as the checkpoints."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from toque.workflows.results import Model, TrainedRun, resolve_model
 from toque.workflows.saved_steps import list_steps, run_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from toque.data.store.token_store import TokenStore
-    from toque.training.checkpoint.averaging import MeanTensors
     from toque.workflows.inference.open_model import TrainedModel
+
+    Weights = Mapping[str, Tensor]
 
 _FEWEST: Final = 2  # checkpoints of an average
 _ATTEMPTS: Final = 3
@@ -34,43 +38,52 @@ _RUNS_OWN: Final = ("model", "checkpoints", "best", "set-aside", "start-adapter"
 
 @dataclass(frozen=True)
 class AverageResult:
-    """Held-out loss of an average of checkpoints, next to the losses of checkpoints."""
+    """Held-out losses of averages of weights and of checkpoints, in nats per target token."""
 
-    steps: Sequence[int]
-    """Steps of the averaged checkpoints, the oldest first."""
-    loss: float
-    """Held-out loss of the average, in nats per target token."""
+    averages: Mapping[str, float]
+    """Loss of each average, by its description."""
     checkpoints: Mapping[str, float]
-    """Held-out loss of the newest checkpoint and of the run's best model, by path in the run."""
+    """Loss of the newest checkpoint and of the run's best model, by path in the run."""
     folder: Path | None
-    """Folder of the average; None if a checkpoint has a lower loss."""
+    """Folder of the best average; None if a checkpoint has a lower loss."""
+
+    @property
+    def best(self) -> str:
+        """Description of the average with the lowest loss."""
+        return _lowest(self.averages)
+
+    @property
+    def loss(self) -> float:
+        """Loss of the best average."""
+        return self.averages[self.best]
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed if the average was not written because a checkpoint is better."""
+        """Raise CheckFailed if no average was written because a checkpoint is better."""
         if self.folder is not None:
             return
-        best = min(self.checkpoints, key=lambda path: self.checkpoints[path])
-        advice = f"Average fewer checkpoints with {argument('last')}."
-        if len(self.steps) == _FEWEST:
-            advice = "Keep more checkpoints with train.keep_last."
+        checkpoint = _lowest(self.checkpoints)
         raise CheckFailed(
-            f"The average of {len(self.steps)} checkpoints has the held-out loss {self.loss:.4f}, "
-            f"but {best} has {self.checkpoints[best]:.4f}, so the average was not written. "
-            f"{advice} A constant learning rate gains most from an average."
+            f"The {self.best} has the held-out loss {self.loss:.4f}, but {checkpoint} has "
+            f"{self.checkpoints[checkpoint]:.4f}, so the average was not written. Average fewer "
+            f"checkpoints with {argument('last')}, or keep more with train.keep_last. A constant "
+            "learning rate gains most from an average."
         )
 
     def __str__(self) -> str:
-        """Return the losses as a table, and the folder of the average."""
-        rows = [(path, f"{loss:.4f}") for path, loss in self.checkpoints.items()]
-        steps = f"steps {self.steps[0]:,} to {self.steps[-1]:,}"
-        name = f"average of {len(self.steps)}, {steps}"
-        table = Grid(("", "held-out loss"), [*rows, (name, f"{self.loss:.4f}")])
-        lines = [*format_columns(table)]
+        """Return the losses as a table, and the folder of the written average."""
+        losses = {**self.checkpoints, **self.averages}
+        rows = [(name, f"{loss:.4f}") for name, loss in losses.items()]
+        lines = [*format_columns(Grid(("", "held-out loss"), rows))]
         if self.folder is not None:
             lines.append(
-                f"The average is in {self.folder}, as a model for every command."
+                f"The {self.best} is in {self.folder}, as a model for every command."
             )
         return "\n".join(lines)
+
+
+def _lowest(losses: Mapping[str, float]) -> str:
+    """Return the name of the lowest loss. NaN is higher than every number."""
+    return min(losses, key=lambda name: (math.isnan(losses[name]), losses[name]))
 
 
 def average(
@@ -81,22 +94,25 @@ def average(
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> AverageResult:
-    """Average the weights of a run's newest checkpoints, and write the average as a model.
+    """Average the weights of a run, and write the best average as a model.
 
-    The average has the mean of every weight (Izmailov et al. 2018, arXiv 1803.05407). Its loss is
-    measured on the run's held-out examples, like the loss of the newest checkpoint and of the best
-    model. The average is written only if no checkpoint has a lower loss. Of an adapter, the
+    One average is the mean of the newest checkpoints (Izmailov et al. 2018, arXiv 1803.05407). With
+    `optim.ema_decay`, the newest checkpoint also has an exponential average. Their losses are
+    measured on the run's held-out examples, like the loss of the newest checkpoint and of the
+    best model. An average is written only if no checkpoint has a lower loss. Of an adapter, the
     matrices are averaged, so the average is an adapter of the same size.
 
     Args:
         run: A run folder on this machine. The run may be training.
         to: A new folder for the average. None means the folder `average` in the run.
-        last: Number of checkpoints, at least 2. None means all in `checkpoints/` of the run.
+        last: Number of checkpoints, at least 2, to measure only their mean. None means all in
+            `checkpoints/` of the run.
         replace: Replace an earlier average in `to`.
         reporter: Receives the progress.
 
     Returns:
-        The losses, and the folder of the average. `raise_if_failed` raises an error without one.
+        The losses, and the folder of the best average. `raise_if_failed` raises an error without
+        one.
 
     Raises:
         ConfigError: The folder is not a run, or its objective is not `sft`.
@@ -179,11 +195,10 @@ def _refuse_target(run: Path, target: Path, *, replace: bool) -> None:
 class _Opened:
     """Open checkpoints of a run, and a model for their weights."""
 
-    steps: Sequence[int]
-    """Steps of the averaged checkpoints, the oldest first."""
-    compared: Mapping[str, MeanTensors]
+    compared: Mapping[str, Weights]
     """Weights of the newest checkpoint and of the best model, by path in the run."""
-    mean: MeanTensors
+    averages: Mapping[str, Weights]
+    """Averages by description."""
     trained: TrainedModel
 
 
@@ -202,16 +217,13 @@ def _open_newest(
 
     for attempts_left in reversed(range(_ATTEMPTS)):
         folders = step_folders(run / "checkpoints")[:last]
-        if len(folders) < (last or _FEWEST):
-            raise CheckpointError(
-                f"{run} has {len(folders)} checkpoints, but the average needs "
-                f"{last or _FEWEST}. "
-                f"{list_steps(run)} Train with train.keep_last={last or 5} and a shorter "
-                "train.save_every. Best models are not averaged."
-            )
+        if len(folders) < (last or 1):
+            raise _too_few(run, len(folders), last)
         try:
             with ExitStack() as opening:
-                opened = _open(run, folders, store, opening)
+                opened = _open(run, folders, store, opening, exponential=last is None)
+                if not opened.averages:
+                    raise _too_few(run, len(folders), last)
                 open_files.push(opening.pop_all())
                 return opened
         except CheckpointError as error:
@@ -229,12 +241,29 @@ def _open_newest(
     raise AssertionError
 
 
+def _too_few(run: Path, n: int, last: int | None) -> CheckpointError:
+    """Return the error about a run with `n` checkpoints and no average."""
+    return CheckpointError(
+        f"{run} has {n} checkpoints, but the average needs {last or _FEWEST}. {list_steps(run)} "
+        f"Train with train.keep_last={last or 5} and a shorter train.save_every, or keep an "
+        "exponential average with optim.ema_decay. Best models are not averaged."
+    )
+
+
 def _open(
-    run: Path, folders: Sequence[Path], store: TokenStore, opening: ExitStack
+    run: Path,
+    folders: Sequence[Path],
+    store: TokenStore,
+    opening: ExitStack,
+    *,
+    exponential: bool,
 ) -> _Opened:
-    """Verify and open checkpoints, the newest first, and the run's best model."""
+    """Verify and open checkpoints, the newest first, and the run's best model.
+
+    `exponential` also opens the exponential average of the newest checkpoint, if it has one.
+    """
     from toque.hardware.devices import device_named
-    from toque.training.checkpoint.averaging import MeanTensors
+    from toque.training.checkpoint.averaging import ExponentialAverage, MeanTensors
     from toque.training.checkpoint.saved import verify_checkpoint
     from toque.training.checkpoint.store import CheckpointStore
     from toque.workflows.inference.open_model import checkpoint_model
@@ -259,8 +288,17 @@ def _open(
         )
         for checkpoint, stored in alone
     }
-    steps = [checkpoint.step for checkpoint in reversed(checkpoints)]
-    return _Opened(steps, compared, MeanTensors(folders, tensors), trained)
+    averages: dict[str, Weights] = {}
+    if len(folders) >= _FEWEST:
+        steps = f"steps {checkpoints[-1].step:,} to {newest.step:,}"
+        mean = MeanTensors(folders, tensors)
+        averages[f"average of {len(folders)} checkpoints, {steps}"] = mean
+    if exponential:
+        state = opening.enter_context(newest.open_tensors("optimizer"))
+        average = ExponentialAverage(tensors[0], state)
+        if average.exists:
+            averages[f"exponential average, step {newest.step:,}"] = average
+    return _Opened(compared, averages, trained)
 
 
 def _measure_and_write(
@@ -271,23 +309,25 @@ def _measure_and_write(
     target: Path,
     reporter: Reporter,
 ) -> AverageResult:
-    """Measure the checkpoints and their average. Write the average if it is good."""
+    """Measure the checkpoints and the averages. Write the best average if it is good."""
     from toque.training.checkpoint.resume import load_model_tensors
     from toque.workflows.evaluate import heldout_of_model
 
     model = opened.trained.model
     heldout = heldout_of_model(config, store, model, reporter)
 
-    def measure(tensors: MeanTensors) -> float:
+    def measure(tensors: Weights) -> float:
         load_model_tensors(model, tensors, where=str(run))
         with counting(reporter, "evaluating", "held-out examples") as count:
             return heldout(model, count)["loss"]
 
     losses = {path: measure(tensors) for path, tensors in opened.compared.items()}
-    loss = measure(opened.mean)
-    if not loss <= min(losses.values()):  # also true for NaN
-        return AverageResult(opened.steps, loss, losses, None)
-    result = AverageResult(opened.steps, loss, losses, target)
+    averages = {name: measure(tensors) for name, tensors in opened.averages.items()}
+    result = AverageResult(averages, losses, None)
+    if not result.loss <= min(losses.values()):  # also true for NaN
+        return result
+    load_model_tensors(model, opened.averages[result.best], where=str(run))
+    result = AverageResult(averages, losses, target)
     _write(run, opened.trained, result, target)
     return result
 
@@ -299,16 +339,14 @@ def _write(
     from toque.workflows.final_model import write_trained
     from toque.workflows.trained_model.prompt_format import describe_prompts
 
-    steps = ", ".join(f"{step:,}" for step in result.steps)
-    losses = "".join(
-        f"| {path} | {loss:.4f} |\n" for path, loss in result.checkpoints.items()
-    )
+    losses = {**result.checkpoints, **result.averages}
+    rows = "".join(f"| {name} | {loss:.4f} |\n" for name, loss in losses.items())
     card = (
-        f"# {run.name}, average of {len(result.steps)} checkpoints\n\n"
-        f"The mean of the weights of a run by Toque {__version__} after {steps} updates. Its texts "
-        "were not scored, and its licence is not recorded.\n\n"
+        f"# {run.name}, {result.best}\n\n"
+        f"An average of the weights of a run by Toque {__version__}. Its texts were not scored, "
+        "and its licence is not recorded.\n\n"
         "| model | held-out loss (nats per target token) |\n|---|---:|\n"
-        f"| this average | {result.loss:.4f} |\n{losses}\n"
+        f"{rows}\n"
         f"{describe_prompts(trained.record)}\n"
     )
     write_trained(trained, target, card=card)

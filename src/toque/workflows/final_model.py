@@ -198,6 +198,11 @@ def _write(
     )
     if lacks_template:
         reporter.notice(NO_TEMPLATE)
+    if (decay := config.optim.ema_decay) is not None:
+        reporter.notice(
+            f"`toque average {in_shell(folder)}` measures the exponential average of the weights "
+            f"(optim.ema_decay={decay:g}), and writes it as a model if it is better."
+        )
     if samples:
         reporter.notice(format_excerpt(samples[0], columns=reporter.columns))
     return history.overfitting_note or evaluation.advice

@@ -411,12 +411,12 @@ def test_an_update_that_is_not_wanted_changes_nothing(name, device):
     gradients(model, 9)
     for p in model.parameters():
         p.grad.view(-1)[0] = torch.nan
-    step_if(optimizer, torch.tensor(False), torch.device(device))
+    step_if(optimizer, torch.tensor(False), torch.device(device), step=0)
     assert all(torch.equal(p, weights[n]) for n, p in model.named_parameters())
     after = optimizer_tensors(optimizer, model)
     assert all(torch.equal(after[n], t) for n, t in state.items())
     gradients(model, 3)
-    step_if(optimizer, torch.tensor(True), torch.device(device))
+    step_if(optimizer, torch.tensor(True), torch.device(device), step=0)
     assert not any(torch.equal(p, weights[n]) for n, p in model.named_parameters())
 
 
@@ -425,7 +425,7 @@ def test_a_run_whose_updates_were_all_skipped_on_a_gpu_is_continued():
     model = Wide()
     first, second = build_optimizer(model), build_optimizer(model)
     gradients(model, 0)
-    step_if(first, torch.tensor(False), torch.device("meta"))
+    step_if(first, torch.tensor(False), torch.device("meta"), step=0)
     saved = optimizer_tensors(first, model)
     assert {float(t) for key, t in saved.items() if key.endswith("/step")} == {0.0}
     load_optimizer_tensors(second, model, saved, where="here", steps=1)

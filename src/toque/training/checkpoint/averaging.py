@@ -1,4 +1,4 @@
-"""Mean of the weights of several checkpoints, computed one tensor at a time."""
+"""Averages of the weights of a run, read from its checkpoints one tensor at a time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from toque.errors import CheckpointError
 from toque.training.checkpoint.tensor_files import StoredTensors
+from toque.training.optim.weight_average import AVERAGE
 
 
 class MeanTensors(Mapping[str, Tensor]):
@@ -66,3 +67,45 @@ class MeanTensors(Mapping[str, Tensor]):
                 )
             total += tensor
         return (total / len(self._checkpoints)).to(first.dtype)
+
+
+class ExponentialAverage(Mapping[str, Tensor]):
+    """Exponential average of the weights of a run, in one of its checkpoints.
+
+    Tensors without an average are the checkpoint's own: buffers, and weights that no update has
+    changed.
+
+    Args:
+        weights: Open tensors of the model.
+        state: Open tensors of the optimizer.
+    """
+
+    def __init__(self, weights: StoredTensors, state: StoredTensors) -> None:
+        self._weights = weights
+        self._state = state
+
+    @property
+    def exists(self) -> bool:
+        """True if the run has kept an average."""
+        return any(_average_of(name) in self._state for name in self._weights)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._weights)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Read an average.
+
+        Raises:
+            CheckpointError: A file is damaged.
+        """
+        stored = self._state.get(_average_of(name), self._weights[name])
+        return stored.read()
+
+
+def _average_of(name: str) -> str:
+    return f"{name}/{AVERAGE}"

@@ -27,6 +27,12 @@ from toque.training.optim.hidden_state import (
     hidden_state,
 )
 from toque.training.optim.matrix_optimizers import WithAdamW, adamw_8bit, muon
+from toque.training.optim.weight_average import (
+    AVERAGE,
+    keep_average,
+    keeps_average,
+    update_average,
+)
 from toque.training.state_values import all_finite, refuse_differences
 
 _Groups = list[dict[str, Any]]
@@ -60,7 +66,10 @@ _NEVER_NEGATIVE: Final = frozenset(
 def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
     """Build the optimizer from the settings `optim`."""
     names = ("name", "weight_decay", "betas", "eps", "momentum")
-    return build_optimizer(model, **{name: getattr(optim, name) for name in names})
+    arguments = {name: getattr(optim, name) for name in names}
+    optimizer = build_optimizer(model, **arguments)
+    keep_average(optimizer, optim.ema_decay)
+    return optimizer
 
 
 def build_optimizer(
@@ -278,9 +287,15 @@ def _probe_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str,
 
 
 def step_if(
-    optimizer: torch.optim.Optimizer, condition: Tensor, device: torch.device
+    optimizer: torch.optim.Optimizer,
+    condition: Tensor,
+    device: torch.device,
+    *,
+    step: int,
 ) -> None:
-    """Apply the update if `condition` [] is true. Otherwise weights and state do not change.
+    """Apply update `step` if `condition` [] is true. Otherwise weights and state do not change.
+
+    An average of the weights, if the optimizer keeps one, is a part of its state.
 
     Fused kernels on a GPU read `found_inf`, as with a loss scaler, so the host does not wait. For
     other optimizers the host reads `condition`, which waits for the device.
@@ -289,8 +304,10 @@ def step_if(
         optimizer.found_inf = (~condition).float()  # type: ignore[attr-defined]
         optimizer.step()
         del optimizer.found_inf  # type: ignore[attr-defined]
+        update_average(optimizer, step, condition)
     elif bool(condition):
         optimizer.step()
+        update_average(optimizer, step, condition)
 
 
 def _ids_of_tables(model: nn.Module) -> set[int]:
@@ -323,6 +340,14 @@ def _layout(
 ) -> dict[str, Tensor]:
     """Return the shapes and types of the state of `parameter` after an update, as meta tensors."""
     like = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    average = {AVERAGE: like} if keeps_average(optimizer) else {}
+    return _layout_of_kind(optimizer, parameter, like) | average
+
+
+def _layout_of_kind(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, like: Tensor
+) -> dict[str, Tensor]:
+    """Return the layout of the state without an average. `like` is a meta tensor."""
     step = torch.empty((), device="meta")
     if _is_custom(optimizer):
         with unset_fake_temporarily():
@@ -395,6 +420,9 @@ def load_optimizer_tensors(
 ) -> None:
     """Load the state that `optimizer_tensors` returned.
 
+    An average of the weights may be missing: it then begins with the next update. If the optimizer
+    keeps none, a saved average is left out.
+
     Args:
         optimizer: Optimizer, with any state.
         model: Model with the optimizer's parameters.
@@ -406,6 +434,9 @@ def load_optimizer_tensors(
         CheckpointError: The state belongs to another model or optimizer, or its values are
             impossible. The optimizer is unchanged.
     """
+    if not keeps_average(optimizer):
+        suffix = f"/{AVERAGE}"
+        tensors = {key: t for key, t in tensors.items() if not key.endswith(suffix)}
     expected = _expected_state(optimizer, model, tensors)
     differences = _list_differences(tensors, expected, steps=steps)
     refuse_differences(differences, where=where, what="the optimizer")
@@ -434,6 +465,8 @@ def _expected_state(
 ) -> dict[str, tuple[nn.Parameter, str, Tensor]]:
     """Return the complete state of the parameters in `tensors`, by the keys of `tensors`.
 
+    Averages of weights are included only if `tensors` has them.
+
     Each entry is the parameter, the name of the state entry, and a meta tensor of its layout.
     """
     optimized = {p for group in optimizer.param_groups for p in group["params"]}
@@ -443,6 +476,7 @@ def _expected_state(
         for name, parameter in model.named_parameters()
         if parameter in optimized and name in updated
         for entry, like in _layout(optimizer, parameter).items()
+        if entry != AVERAGE or f"{name}/{entry}" in tensors
     }
 
 

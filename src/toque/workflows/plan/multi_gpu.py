@@ -151,8 +151,7 @@ def _shard_memory(
         "its part of the weights": sum(group.stored for group in groups) // ranks,
         "weights gathered at once": root.gathered + largest.gathered,
         "its part of the gradients": gradients // ranks,
-        # Only AdamW shards its states, which are two averages per weight.
-        "its part of the optimizer states": 2 * gradients // ranks,
+        "its part of the optimizer states": memory.update.optimizer // ranks,
         "logits": logits,
         "activations and their gradients": activations,
         "whole gradients": max(0, max(backward, end) - logits - activations),
