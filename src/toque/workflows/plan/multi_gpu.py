@@ -129,13 +129,19 @@ def _estimate_fsdp_memory(
         memory.update, gradients=saved["gradients"], optimizer=saved["optimizer"]
     )
     groups = groups_of(model, estimator.ranks, dtype)
-    return _shard_memory(replace(memory, update=update), groups, estimator.ranks)
+    # Only AdamW shards its states: two averages per weight, and perhaps one of the weight itself.
+    averages = 2 if config.optim.ema_decay is None else 3
+    memory = replace(memory, update=update)
+    return _shard_memory(memory, groups, estimator.ranks, averages=averages)
 
 
 def _shard_memory(
-    memory: Memory, groups: Sequence[GatheredGroup], ranks: int
+    memory: Memory, groups: Sequence[GatheredGroup], ranks: int, *, averages: int
 ) -> Memory:
-    """Convert the memory for all weights to the memory of one FSDP rank."""
+    """Convert the memory for all weights to the memory of one FSDP rank.
+
+    The optimizer keeps as many `averages` per weight, in float32.
+    """
     *inner, root = groups
     largest = max(inner, key=lambda group: group.gathered)
     gradients = sum(group.gradients for group in groups)
@@ -151,7 +157,7 @@ def _shard_memory(
         "its part of the weights": sum(group.stored for group in groups) // ranks,
         "weights gathered at once": root.gathered + largest.gathered,
         "its part of the gradients": gradients // ranks,
-        "its part of the optimizer states": memory.update.optimizer // ranks,
+        "its part of the optimizer states": averages * gradients // ranks,
         "logits": logits,
         "activations and their gradients": activations,
         "whole gradients": max(0, max(backward, end) - logits - activations),
