@@ -33,7 +33,13 @@ from toque.reports.run_page import build_run_page
 from toque.reports.store_page import build_store_page
 from toque.reports.verdict import judge_run
 from toque.runs.history import METRICS
-from toque.runs.places import BucketPlace, FolderPlace, Place, is_in_a_bucket, read_small_file
+from toque.runs.places import (
+    BucketPlace,
+    FolderPlace,
+    Place,
+    is_in_a_bucket,
+    read_small_file,
+)
 from toque.runs.run_record import CONFIG, EVALUATION, FinalScores, RunRecord
 from toque.sources.memory_rows import verify_rows
 from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bucket

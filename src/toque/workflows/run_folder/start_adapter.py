@@ -95,8 +95,8 @@ def continue_optimizer(
     optim = config.optim
     if optim.schedule != "constant" or optim.warmup.amount > 0:
         say(
-            f"note: the learning rate starts its schedule again: {optim.schedule}, with a warm-up of "
-            f"{optim.warmup}. To continue without a jump, set optim.schedule=constant, "
+            f"note: the learning rate starts its schedule again: {optim.schedule}, with a warm-up "
+            f"of {optim.warmup}. To continue without a jump, set optim.schedule=constant, "
             '"optim.warmup=0 steps" and optim.peak_lr to the last rate of the earlier run.'
         )
 
