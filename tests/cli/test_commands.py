@@ -1,7 +1,9 @@
 """Every command once, on one small run: what it prints and how it ends."""
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from conftest import REPOSITORY
 from fixtures.kitchens import tiny_config
 from toque.cli import main
 from toque.config.dump import to_yaml
+from toque.storage.atomic import atomic_folder
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +231,19 @@ def test_a_file_that_the_system_refuses_is_a_paragraph(capsys, monkeypatch):
     assert said.count("\n") == 1
     with pytest.raises(PermissionError):
         main(["presets", "--traceback"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_temporary_folder(number, tmp_path, monkeypatch):
+    before = signal.getsignal(number)
+
+    def export(_model: str, to: str, **_: object) -> None:
+        with atomic_folder(Path(to)):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("toque.workflows.export.export", export)
+    with pytest.raises(SystemExit) as caught:
+        main(["export", "run", "--to", str(tmp_path / "model")])
+    assert caught.value.code == 128 + number
+    assert not [*tmp_path.iterdir()]
+    assert signal.getsignal(number) is before

@@ -24,7 +24,6 @@ OTHER_PROGRAMS = {
         "--query-gpu",
         "--format",
         "--shm-size",
-        "--upgrade",
     },
     "training/distributed/process_group.py": {"--cpu", "--num_processes"},
     "training/distributed/collectives.py": {

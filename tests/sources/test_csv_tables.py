@@ -305,10 +305,12 @@ def test_named_columns_are_never_those_of_a_plain_text(tmp_path):
         (tmp_path / "README.md").write_text("# Of these lines\n")
         (tmp_path / "more.txt").write_text("Stir it.\n")
     (tmp_path / "z.csv").write_text(table([[line] for line in LINES], header=["line"]))
+    (tmp_path / "old.xls").write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1")
     source = judged(tmp_path, columns={"text": "line"})
     assert targets_in(source) == LINES
     assert {Path(name).name: why for name, why in source.left_out.items()} == {
         "README.md": "documentation",
         "more.txt": "plain text beside files of records",
+        "old.xls": "an old Office file (.xls, .doc or .ppt), or one with a password",
         "t.csv": "plain text beside files of records",
     }

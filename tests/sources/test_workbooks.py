@@ -86,6 +86,17 @@ def test_recipes_of_all_sheets_with_the_same_columns_are_read(tmp_path):
     assert [number for number, _ in records] == [3, 6, 8]
 
 
+def test_rows_of_hidden_sheets_are_read_and_counted(tmp_path):
+    rows = [HEADER, recipe("Curry"), recipe("Dal")]
+    path = write(tmp_path / "a.xlsx", Soups=[HEADER, recipe("Soup")], Old=rows)
+    workbook = openpyxl.load_workbook(path)
+    workbook["Old"].sheet_state = "veryHidden"
+    workbook.save(path)
+    records, remarks = read(path)
+    assert [record["title"] for _, record in records] == ["Soup", "Curry", "Dal"]
+    assert remarks == {"rows of the hidden sheet 'Old'": 2}
+
+
 def test_values_are_the_texts_of_a_csv_export(tmp_path):
     day = dt.datetime
     values = [

@@ -286,7 +286,12 @@ def test_json_is_the_record(tmp_path, capsys):
 def test_what_cannot_be_compared_is_refused_in_words(tmp_path):
     run = run_of(tmp_path / "a")
     (tmp_path / "empty").mkdir()
+    model = tmp_path / "a" / "average"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    advice = f"is a model, .* `toque evaluate {model} {tmp_path}/a/config.yaml`"
     for runs, words in (
+        ([run, model], advice),
         ([run], "at least two runs"),
         ([run, run], "named twice"),
         ([run, tmp_path / "empty"], "not a run that has begun"),

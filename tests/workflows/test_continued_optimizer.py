@@ -72,6 +72,7 @@ def test_two_halves_equal_one_run_over_both(settings, first, monkeypatch, tmp_pa
     heard = Notices()
     toque.train(config, callbacks=[StopAt(2)], reporter=heard)
     assert f"the optimizer continues from step 4 of {copy}" in heard.notices
+    assert not any("starts its schedule again" in text for text in heard.notices)
     shutil.rmtree(copy)
     second = toque.train(config)
     assert second.step == 4
@@ -111,6 +112,18 @@ def test_a_new_optimizer_is_announced(settings, first, start, optim, reason):
     assert note.startswith("note: the optimizer starts new, because")
     assert reason in note
     assert (run.folder / "start-adapter" / WEIGHTS).is_file()
+
+
+def test_a_schedule_that_starts_again_is_announced(settings, first):
+    optim = {"schedule": "cosine", "warmup": "1 steps"}
+    heard = Notices()
+    config = continued(
+        settings, first, "warm", optim=optim, train={"stop_after": "2 steps"}
+    )
+    toque.train(config, reporter=heard)
+    (note,) = [text for text in heard.notices if "schedule again" in text]
+    assert "again: cosine, with a warm-up of 1 steps." in note
+    assert '"optim.warmup=0 steps"' in note
 
 
 @pytest.mark.slow

@@ -46,15 +46,16 @@ def test_a_resumed_run_reports_the_losses_of_its_beginning(settings):
     heard = Notices()
     run = toque.train(settings, reporter=heard)
     scores = sources_of(run.folder)
-    assert [*scores] == ["1 a.jsonl", "2 general.jsonl"]
+    assert [*scores] == ["source 1 (a.jsonl)", "source 2 (general.jsonl)"]
     events = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     (before,) = [event for event in events if event["event"] == "before"]
     for source, losses in scores.items():
         assert losses["before"] == before["source_losses"][source]
         assert losses["change"] == losses["after"] - losses["before"] != 0
         assert losses["examples"] > 1
-    change = scores["2 general.jsonl"]["change"]
-    begin = f"2 general.jsonl: loss {scores['2 general.jsonl']['before']:.4f} before"
+    general = "source 2 (general.jsonl)"
+    change = scores[general]["change"]
+    begin = f"{general}: loss {scores[general]['before']:.4f} before"
     assert any(begin in text for text in heard.notices)
     assert any(f"({change:+.4f}, " in text for text in heard.notices)
 
@@ -62,8 +63,8 @@ def test_a_resumed_run_reports_the_losses_of_its_beginning(settings):
     for source, losses in sources_of(run.folder).items():
         assert losses == pytest.approx(scores[source], abs=1e-5)
     page = toque.report(run).file.read_text()
-    assert "What it forgot" in page
-    assert "2 general.jsonl" in page
+    assert page.index("How it ran") > page.index("What it forgot")
+    assert general in page
 
 
 @pytest.mark.slow

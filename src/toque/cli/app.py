@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Literal
+from contextlib import nullcontext
+from typing import Final, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -22,6 +23,7 @@ from toque.cli.console import (
 )
 from toque.errors import ConfigError, ToqueError, in_shell
 from toque.training.distributed.launcher import follow_launcher
+from toque.training.signal_handlers import exiting_on_signal
 from toque.version import __version__
 
 HELP = """Train language models that write recipes, and any other text, on your own machine.
@@ -42,6 +44,8 @@ Add `--traceback` to any command to print the traceback of an error.
 OUTPUT_LOST = 1
 REFUSED_FILE = 1
 STOPPED_UNSAVED = 130  # a shell's exit code after SIGINT: 128 + 2
+_WRITING_VERBS: Final = ("average", "export", "generate", "init", "pairs", "report")
+"""Commands that write a result once. A signal removes their temporary files and folders."""
 
 app = App(
     name="toque",
@@ -121,7 +125,9 @@ def _run(words: list[str]) -> int:
     try:
         launch.refuse_repeating(words)
         arguments = [word for word in words if word != "--traceback"]
-        code = app(arguments, exit_on_error=False, print_error=False, verbose=False)
+        is_writing = launch.verb_of(words) in _WRITING_VERBS
+        with exiting_on_signal() if is_writing else nullcontext():
+            code = app(arguments, exit_on_error=False, print_error=False, verbose=False)
     except CycloptsError as error:
         command = f"toque {launch.verb_of(words)}" if error.command_chain else "toque"
         _print_error(f"{' '.join(str(error).split())} See `{command} --help`.")

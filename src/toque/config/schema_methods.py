@@ -86,9 +86,9 @@ class ObjectiveConfig(Config):
     length_normalised: bool = False
     """dpo: divide the log-probability of an answer by its number of tokens."""
     rewards: dict[RewardName, Annotated[float, Predicate(math.isfinite)]] = {}  # noqa: RUF012
-    """grpo and best_of: scores of a text and their weights, e.g. {cookable: 1.0}. A function of
-    your own is module:function. It is called with lists of prompts, texts and references, and
-    returns one number per text (docs/guides/learn-from-rewards.md)."""
+    """grpo and best_of: scores of a text and their weights, e.g. {cookable: 1.0}. A score of weight
+    0 has no effect. A function of your own is module:function. It is called with lists of prompts,
+    texts and references, and returns one number per text (docs/guides/learn-from-rewards.md)."""
     samples: Annotated[int, Field(ge=2)] = 8
     """grpo and best_of: texts per prompt."""
     temperature: Annotated[float, Field(gt=0)] = 1.0

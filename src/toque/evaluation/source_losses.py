@@ -54,7 +54,7 @@ def group_by_source(store: TokenStore, rows: Sequence[int]) -> dict[str, list[in
         groups.setdefault(label, []).append(row)
     if len(groups) < 2:
         return {}
-    return dict(sorted(groups.items(), key=lambda item: int(item[0].split()[0])))
+    return dict(sorted(groups.items(), key=lambda item: int(item[0].split()[1])))
 
 
 def measure_by_source(

@@ -328,11 +328,14 @@ def _task_labels(
 
 
 def source_labels(store: TokenStore, rows: Sequence[int]) -> list[str]:
-    """Return the number and first file name of each row's source, or nothing for one source."""
+    """Return the number and first file name of each row's source, or nothing for one source.
+
+    A label is, for example, "source 1 (a.jsonl)".
+    """
     first_files: dict[int, str] = {}
     for entry in store.manifest.sources:
         first_files.setdefault(entry.source, Path(entry.path).name)
     if len(first_files) <= 1:
         return []
     sources = store.column("source")[list(rows)].astype(int).tolist()
-    return [f"{source + 1} {first_files.get(source, '')}".strip() for source in sources]
+    return [f"source {source + 1} ({first_files[source]})" for source in sources]

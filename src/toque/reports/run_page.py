@@ -31,7 +31,7 @@ from toque.reports.page import (
     format_value,
 )
 from toque.reports.run_shares import dict_or_empty, nested_number
-from toque.reports.score_tables import make_score_grids
+from toque.reports.score_tables import make_score_grids, make_source_grids
 from toque.reports.verdict import Verdict, describe_remedy
 from toque.runs.history import RunHistory, SystemRow
 from toque.runs.metric_names import ACCURACY, REWARD, metric_named
@@ -110,7 +110,7 @@ def build_run_page(
     sections = (
         Section("warnings", "", _list_warnings(history, problem)),
         Section("texts", "Generated texts", _show_texts(run, evaluation)),
-        Section("loss", loss_heading, losses),
+        Section("loss", loss_heading, [*losses, *make_source_grids(evaluation)]),
         Section("course", "How it ran", [*_show_bottlenecks(verdict), Figures(curves)]),
         Section("machine", "The machine", _show_machine(history)),
         Section("held-out", "Held-out metrics", [_list_evaluations(history)]),

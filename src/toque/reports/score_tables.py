@@ -19,7 +19,7 @@ _MAX_COLUMNS: Final = 6
 
 
 def make_score_grids(evaluation: Record) -> list[Grid]:
-    """Build the tables for all texts, sources, memorisation, tasks, and for each slicing.
+    """Build the tables for all texts, memorisation, tasks, and for each slicing.
 
     The file may be untrusted.
     """
@@ -34,7 +34,6 @@ def make_score_grids(evaluation: Record) -> list[Grid]:
     ]
     grids = [
         _make_main_grid(evaluation),
-        _make_source_grid(dict_or_empty(evaluation.get("sources"))),
         _make_memorisation_grid(dict_or_empty(evaluation.get("memorisation"))),
         _make_task_grid(tasks),
         *_make_confusion_grids(tasks),
@@ -66,8 +65,12 @@ def _make_main_grid(evaluation: Record) -> Grid:
     return Grid(("measure", "value", "interval", "over"), rows, note, title)
 
 
-def _make_source_grid(sources: Mapping[str, Any]) -> Grid:
-    """Make the table of the held-out loss per source, before and after training."""
+def make_source_grids(evaluation: Record) -> list[Grid]:
+    """Build the table of the held-out loss per source, or nothing for a single source.
+
+    The file may be untrusted.
+    """
+    sources = dict_or_empty(evaluation.get("sources"))
     names = ("examples", "before", "after", "change")
     rows = [
         (source, *(_format_first(dict_or_empty(losses).get(name)) for name in names))
@@ -77,7 +80,8 @@ def _make_source_grid(sources: Mapping[str, Any]) -> Grid:
         "Held-out loss in nats per token, before the first update and at the end. A positive "
         "change means that the model forgot."
     )
-    return Grid(("source", *names), rows, note, "What it forgot")
+    grid = Grid(("source", *names), rows, note, "What it forgot")
+    return [grid] if rows else []
 
 
 def _make_slice_grids(slicings: Record) -> Iterator[Grid]:

@@ -113,7 +113,7 @@ class FileJudge:
     def _kind_of(self, file: Located) -> RecordReader | str:
         """Return the reader of one of several files, or the reason for skipping the file."""
         if not is_array_file(file.path) and (packed := packed_as(file.path)):
-            return packed.partition(".")[0]
+            return packed.partition(". ")[0]
         if is_pickle(file.path) or self._is_binary(file):
             return NO_TEXT
         if self.source.format in ("auto", "recipes") and is_documentation(file.name):

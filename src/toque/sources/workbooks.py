@@ -2,7 +2,8 @@
 
 A workbook is a table like CSV. The first row with a cell has the names of the columns. Further
 sheets with the same names are read too, and the rows of other sheets are counted. Values are texts,
-as in an exported CSV. A formula has the value that the spreadsheet program stored.
+as in an exported CSV. A formula has the value that the spreadsheet program stored. The rows of
+hidden sheets are read and counted, because a spreadsheet program does not show them.
 
 A workbook is a ZIP archive of XML files. Its declared size is checked before it is read, and
 defusedxml refuses XML entities, which can expand to gigabytes.
@@ -39,6 +40,7 @@ from toque.sources.records import TOO_LONG, Block, Contents, Numbered, pack
 _MAX_ROWS: Final = 1_048_576
 """Maximum number of rows of a sheet in Excel."""
 _MAX_TITLE_CHARS: Final = 40
+_VISIBLE: Final = "visible"
 _SHEETS: Final = "xl/worksheets/"
 _TEXTS: Final = "xl/sharedStrings.xml"
 _FORMULA: Final = re.compile(rb"<(?:[\w.-]{1,32}:)?f[\s/>]")
@@ -93,8 +95,8 @@ def workbook_blocks(path: Path) -> Iterator[Block]:
             rows = _filled_rows(path, sheet)
             last_row, header = next(rows, (0, []))
             columns = columns or _names(header)
+            title = sheet.title[:_MAX_TITLE_CHARS]
             if header and _names(header) != columns:
-                title = sheet.title[:_MAX_TITLE_CHARS]
                 remark = f"rows of the sheet {title!r}, which has other columns"
                 writer.remarks[remark] += 1 + sum(1 for _ in rows)
                 continue
@@ -103,6 +105,8 @@ def workbook_blocks(path: Path) -> Iterator[Block]:
                 if n_empty := row - last_row - 1:
                     writer.remarks["empty rows"] += n_empty
                 last_row = row
+                if sheet.sheet_state != _VISIBLE:
+                    writer.remarks[f"rows of the hidden sheet {title!r}"] += 1
                 record: dict[str, str] | str = _record(columns, cells)
                 if row in uncalculated[number]:
                     record = _NO_VALUE

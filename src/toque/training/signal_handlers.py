@@ -33,3 +33,19 @@ def handling_signals(
         for number, previous in previous_handlers.items():
             # None is a handler that was not set from Python, which Python cannot restore.
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+
+@contextmanager
+def exiting_on_signal() -> Iterator[None]:
+    """Exit with 128 plus the signal's number, so that temporary files are removed first.
+
+    By default, SIGTERM and SIGHUP end Python immediately. Ctrl-C still raises KeyboardInterrupt.
+    """
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    with handling_signals(leave):
+        yield

@@ -58,6 +58,7 @@ def export_onnx(
     prompts = sample_prompts(codec, family, record)
     card = with_onnx_usage(
         card,
+        kind=kind,
         prompt=example_prompt(record),
         encoder=encoder,
         max_new_tokens=record.max_new_tokens,

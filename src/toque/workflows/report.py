@@ -33,7 +33,13 @@ from toque.reports.run_page import build_run_page
 from toque.reports.store_page import build_store_page
 from toque.reports.verdict import judge_run
 from toque.runs.history import METRICS
-from toque.runs.places import BucketPlace, FolderPlace, is_in_a_bucket, read_small_file
+from toque.runs.places import (
+    BucketPlace,
+    FolderPlace,
+    Place,
+    is_in_a_bucket,
+    read_small_file,
+)
 from toque.runs.run_record import CONFIG, EVALUATION, FinalScores, RunRecord
 from toque.sources.memory_rows import verify_rows
 from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bucket
@@ -49,6 +55,7 @@ _COMPARED = BucketUse(
     "Nothing there was changed.",
     RunBucketError,
 )
+_MODEL_FILES = ("config.json", "adapter_config.json")
 _LISTINGS = 5
 """Maximum number of listings of a run's checkpoints, which change during training."""
 _MAX_MANIFEST_BYTES = 1 << 24
@@ -177,7 +184,7 @@ def _find_runs(runs: Sequence[Model]) -> dict[str, RunRecord]:
         if record.place.look(METRICS) is None:
             raise ConfigError(
                 f"{record.place.address} is not a run that has begun, because it has no {METRICS}. "
-                "Name a run such as runs/my."
+                f"{_advise_on_model(record.place)}"
             )
     names = [_short_name(record) for record in records]
     if len(set(names)) < len(names):
@@ -186,6 +193,19 @@ def _find_runs(runs: Sequence[Model]) -> dict[str, RunRecord]:
     if duplicate is not None:
         raise ConfigError(f"{duplicate} is named twice. Name different runs.")
     return dict(zip(names, records, strict=True))
+
+
+def _advise_on_model(place: Place) -> str:
+    """Explain how to score a model that is not a run, e.g. an average in a run's folder."""
+    if all(place.look(name) is None for name in _MODEL_FILES):
+        return "Name a run such as runs/my."
+    config = "my.yaml"
+    if place.folder is not None and (place.folder.parent / CONFIG).is_file():
+        config = in_shell(place.folder.parent / CONFIG)
+    return (
+        "It is a model, which has no stored scores to compare. To score it on the same held-out "
+        f"examples, use `toque evaluate {in_shell(place.address)} {config}`."
+    )
 
 
 def _short_name(record: RunRecord) -> str:

@@ -52,6 +52,9 @@ def test_the_page_has_the_model_its_tokens_and_its_prompt(
     assert settings["samples"][0]["prompt"].startswith("Generate recipe for: ")
     assert len(settings["samples"][0]["ids"]) > 20
 
+    card = (done.folder / "README.md").read_text()
+    assert "The matrices in the files have the type f16. Scores in this card" in card
+
     service = (done.folder / "service.js").read_text()
     listed = json.loads(re.search(r"const FILES = (\[.*\]);", service)[1])
     files = {p.relative_to(done.folder).as_posix() for p in done.folder.rglob("*")}

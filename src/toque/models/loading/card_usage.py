@@ -117,12 +117,13 @@ def with_gguf_usage(
 
 
 def with_onnx_usage(
-    card: str, *, prompt: Example | None, encoder: bool, max_new_tokens: int
+    card: str, *, kind: str, prompt: Example | None, encoder: bool, max_new_tokens: int
 ) -> str:
     """Add a usage section to the card of ONNX files, or replace the existing section.
 
     Args:
         card: Text of the card.
+        kind: Type of the matrices in the files, of `stored_types.TYPES`.
         prompt: Example prompt. Without one, the section is removed.
         encoder: True for an encoder-decoder.
         max_new_tokens: Length limit in the example.
@@ -145,7 +146,13 @@ def with_onnx_usage(
         "name on the hub. Other programs with onnxruntime read the files in `onnx/`; their inputs "
         "have the names that transformers.js uses."
     )
-    return _with_section(card, text, f"```js\n{code}\n```")
+    weights = f"The matrices in the files have the type {kind}."
+    if kind != "f32":
+        weights += (
+            " Scores in this card were measured before the weights were rounded to it. In "
+            'transformers.js, `dtype: "fp32"` only selects the files without a suffix.'
+        )
+    return _with_section(card, weights, text, f"```js\n{code}\n```")
 
 
 def adapter_usage(card: str) -> str:

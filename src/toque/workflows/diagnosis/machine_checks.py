@@ -207,9 +207,7 @@ def _check_extras(
     absent = sorted(name for name in optional if _version(name) is None)
     installed = sorted(optional.keys() - set(absent))
     if problems := _unmet_requirements([optional[name] for name in installed]):
-        return _build_check(
-            "extras", problems, "Run pip install --upgrade 'toque[...]'."
-        )
+        return _build_check("extras", problems, "Run pip install 'toque[...]'.")
     present_names = ", ".join(installed) or "none"
     absent_names = ", ".join(absent) or "none"
     value = f"installed: {present_names}; not installed: {absent_names}"

@@ -92,6 +92,13 @@ def continue_optimizer(
         return
     trainer.continue_optimizer(checkpoint)
     say(f"the optimizer continues from step {checkpoint.step:,} of {start}")
+    optim = config.optim
+    if optim.schedule != "constant" or optim.warmup.amount > 0:
+        say(
+            f"note: the learning rate starts its schedule again: {optim.schedule}, with a warm-up "
+            f"of {optim.warmup}. To continue without a jump, set optim.schedule=constant, "
+            '"optim.warmup=0 steps" and optim.peak_lr to the last rate of the earlier run.'
+        )
 
 
 def _copy_folder(config: RunConfig) -> Path:
