@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from torch import Tensor
@@ -30,7 +29,9 @@ _RUNTIME: Final = "com.microsoft"  # domain of onnxruntime's operators
 _BLOCK: Final = 32  # inputs with one scale
 _LARGEST: Final = 127
 _ZERO: Final = 128  # unsigned integer for zero
-_ROWS: Final = 512  # rows that are rounded at a time, so that they stay in the processor's cache
+_ROWS: Final = (
+    256  # rows that are rounded at a time, so that they stay in the processor's cache
+)
 
 
 class Table(NamedTuple):
@@ -92,11 +93,11 @@ class RowGraph(Graph):
         """Multiply by `weight` [columns, rows] transposed, and add the bias."""
         if self.kind != INT8_BLOCKS:
             return super().linear(x, name, weight, bias)
-        integers, scales = round_blocks(weight)
+        integers, scales = round_blocks(weight.detach().float().numpy())
         inputs = [
             x,
-            self.weight(f"{name}.integers", integers.numpy()),
-            self.weight(f"{name}.scales", scales.numpy()),
+            self.weight(f"{name}.integers", integers),
+            self.weight(f"{name}.scales", scales),
         ]
         if bias is not None:
             # The inputs between are zero points and an order of the columns.
@@ -190,25 +191,35 @@ class RowGraph(Graph):
         return self.op(kind, *inputs, domain=_RUNTIME, **attributes)
 
 
-def round_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
+def round_blocks(
+    weight: NDArray[np.float32],
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Round a matrix [rows, columns] to 8 bits, with one scale per block of columns.
 
+    numpy uses one thread. On a busy computer, the threads of torch wait for each other after each
+    of the many small operations.
+
     Returns:
-        Unsigned integers [rows, blocks, block], which are 128 for zero, and scales [rows, blocks].
-        Missing columns of the last block are zeros.
+        Integers [rows, blocks, block], which are 128 for zero, and scales [rows, blocks]. Missing
+        columns of the last block are zeros.
     """
     n_rows, n_columns = weight.shape
     n_blocks = -(-n_columns // _BLOCK)
-    integers = torch.empty(n_rows, n_blocks, _BLOCK, dtype=torch.uint8)
-    scales = torch.empty(n_rows, n_blocks)
+    integers = np.empty((n_rows, n_blocks, _BLOCK), np.uint8)
+    scales = np.empty((n_rows, n_blocks), np.float32)
     for first in range(0, n_rows, _ROWS):
         rows = slice(first, first + _ROWS)
-        part = weight[rows].detach().float()
-        part = torch.nn.functional.pad(part, (0, n_blocks * _BLOCK - n_columns))
+        part = weight[rows]
+        missing = n_blocks * _BLOCK - n_columns
+        if missing:
+            part = np.pad(part, ((0, 0), (0, missing)))
         blocks = part.reshape(len(part), n_blocks, _BLOCK)
-        tiny = torch.finfo(torch.float32).tiny
-        scale = blocks.abs().amax(2).div_(_LARGEST).clamp_(min=tiny)
-        integers[rows] = (blocks / scale[:, :, None]).round_().add_(_ZERO)
+        values = np.abs(blocks)
+        scale = np.maximum(values.max(2) / _LARGEST, np.finfo(np.float32).tiny)
+        np.divide(blocks, scale[:, :, None], out=values)
+        np.rint(values, out=values)
+        values += _ZERO
+        integers[rows] = values
         scales[rows] = scale
     return integers, scales
 

@@ -75,8 +75,12 @@ class SingleRow:
             weights=graph.weights,
         )
         self._binding = self._session.io_binding()
+        self._inputs: dict[str, Tensor] = {}  # onnxruntime does not keep their memory
         self._tables = [
-            (table, self._bind_input(table.input, torch.empty(1, 1, table.rows.shape[1])))
+            (
+                table,
+                self._bind_input(table.input, torch.empty(1, 1, table.rows.shape[1])),
+            )
             for table in graph.tables
         ]
         self._frequencies = graph.frequencies
@@ -145,6 +149,7 @@ class SingleRow:
 
     def _bind_input(self, name: str, tensor: Tensor) -> Tensor:
         """Make a step read an input from a tensor. Return the tensor."""
+        self._inputs[name] = tensor
         self._binding.bind_ortvalue_input(name, _share(tensor))
         return tensor
 

@@ -157,9 +157,11 @@ def t5_decoder_graph(model: PreTrainedModel, graph: Graph) -> ModelProto:
 
     n_past = g.past_length("0.decoder")
     total = g.op("Add", n_past, g.length(ids, 1))
-    bias = stack.position_bias(n_past, total)
-    if not g.is_single_row:
-        bias = g.op("Add", bias, g.mask_bias(g.causal_mask(n_past, total)))
+    bias = g.op(
+        "Add",
+        stack.position_bias(n_past, total),
+        g.mask_bias(g.causal_mask(n_past, total)),
+    )
     x = stack.embed(ids)
     for n in layers:
         x = _decoder_layer(stack, x, n, (bias, source_bias), source)
