@@ -82,6 +82,7 @@ def test_the_cache_grows_and_the_operator_rotates(family, in_float32, monkeypatc
     ]
     assert texts[0] == texts[1]
     assert len(texts[0][0]) == 40
+    assert in_float32 == [len(PROMPT) - 1]
 
 
 @pytest.mark.parametrize("columns", [64, 40])

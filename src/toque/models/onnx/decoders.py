@@ -214,8 +214,8 @@ class _Neox(_Decoder):
         order = order.view(-1, 3, self.size).transpose(0, 1).flatten()
         weight = self.weights[f"{name}.weight"][order]
         bias = self.weights.get(f"{name}.bias")
-        bias = None if bias is None else bias[order]
-        return self.graph.linear(x, f"{name}.weight", weight, bias)
+        ordered = None if bias is None else bias[order]
+        return self.graph.linear(x, f"{name}.weight", weight, ordered)
 
     def final_norm(self, x: str) -> str:
         return self._norm(x, "gpt_neox.final_layer_norm")

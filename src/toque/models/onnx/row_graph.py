@@ -103,9 +103,10 @@ class RowGraph(Graph):
             # The inputs between are zero points and an order of the columns.
             inputs += ["", "", self.vector(f"{name}.bias", bias)]
         n_outputs, n_inputs = weight.shape
-        return self._runtime(
+        return self.op(
             "MatMulNBits",
             *inputs,
+            domain=_RUNTIME,
             N=n_outputs,
             K=n_inputs,
             bits=8,
@@ -186,9 +187,6 @@ class RowGraph(Graph):
             return x
         heads = change(self.op("Reshape", x, self.constant([1, n, 1, size])))
         return self.op("Reshape", heads, self.constant([1, 1, n * size]))
-
-    def _runtime(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        return self.op(kind, *inputs, domain=_RUNTIME, **attributes)
 
 
 def round_blocks(

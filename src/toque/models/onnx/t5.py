@@ -213,8 +213,10 @@ def _decoder_layer(
     block = f"block.{n}.layer.0"
     normed = stack.norm(x, f"{block}.layer_norm")
     block += ".SelfAttention"
-    parts = [stack.linear(normed, f"{block}.{p}") for p in "qkv"]
-    mixed = g.attend_to_cache(f"{n}.decoder", *parts, biases[0], heads=stack.heads)
+    query, key, value = (stack.linear(normed, f"{block}.{p}") for p in "qkv")
+    mixed = g.attend_to_cache(
+        f"{n}.decoder", query, key, value, biases[0], heads=stack.heads
+    )
     x = g.op("Add", x, stack.linear(mixed, f"{block}.o"))
 
     block = f"block.{n}.layer.1"
