@@ -123,10 +123,12 @@ class CausalDecoding:
 
     def step_alone(self, token: int, program: RowProgram) -> Tensor:
         """Compute one step of the only live row, and return its logits [1, vocabulary]."""
-        logits = program.step(token, self.positions[0])
-        self.cache.add_column(program.newest())
         self.positions[0] += 1
-        return logits
+        return program.step(token)
+
+    def end_alone(self, program: RowProgram) -> None:
+        """Copy the cache of a program into the only live row."""
+        self.cache.replace_row(program.states())
 
     def drop(self, row: int) -> None:
         """Remove a row. The last live row takes its index."""

@@ -37,6 +37,8 @@ from toque.models.lora.frozen import computing, format_of
 from toque.models.onnx.row_program import RowProgram
 from toque.reporter import Count, uncounted
 
+_PACKED_TOKENS: Final = 128
+"""Number of tokens that a model reads in the time of packing its weights."""
 OnToken = Callable[[int, int | None], object]
 """Function called with a prompt's index and its next token, or None after the last token."""
 OnLogprob = Callable[[int, float], object]
@@ -126,7 +128,12 @@ def generate(
         computing(core),
     ):
         open_program = choose_program(options.precision, core)
-        core = with_packed_products(core, resolve_precision(options.precision, core))
+        n_read = sum(len(order.prompt) for order in orders)
+        is_alone = len(orders) == 1 or options.batch_rows == 1
+        # The program does not read packed weights.
+        if open_program is None or not is_alone or n_read >= _PACKED_TOKENS:
+            precision = resolve_precision(options.precision, core)
+            core = with_packed_products(core, precision)
         # The cache of an encoder-decoder contains answers only.
         has_prompts = not family_of(core.config).is_encoder_decoder
         columns = max(

@@ -449,12 +449,12 @@ class KVCache:
         keys.append(self.end, key)
         values.append(self.end, value)
 
-    def add_column(self, new: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Add the key and value of a token of each live row, [n, H, d] each, for each layer."""
-        self._make_room()
-        for layer, (key, value) in enumerate(new):
-            self.append(layer, key, value)
-        self.end += 1
+    def replace_row(self, states: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Replace the only live row by keys and values [H, tokens, d], for each layer."""
+        self.drop(0)
+        places = self.admit([states[0][0].shape[1]])
+        for layer, (keys, values) in enumerate(states):
+            self.store(layer, places, keys[None], values[None])
 
     def attend(
         self,

@@ -191,14 +191,15 @@ class LiveRows:
     def admit(self, orders: Sequence[Order]) -> None:
         """Prefill the prompts of new rows. The total must not exceed the maximum number of rows."""
         orders = sorted(orders, key=lambda order: -len(order.prompt))  # less padding
-        if self._supports_argmax and self._int8_argmax is None:
+        uses_program = self._open_program is not None and self._max_rows == 1
+        if self._supports_argmax and self._int8_argmax is None and not uses_program:
             is_worthwhile = any(
                 _is_greedy_and_free(order) and order.max_tokens >= WORTHWHILE_STEPS
                 for order in orders
             )
             if is_worthwhile:
                 self._int8_argmax = Int8Argmax(self._weight, rows=self._max_rows)
-        self._is_in_program = False
+        self._leave_program()
         first_tokens = self._decoding.admit([order.prompt for order in orders])
         for order, token in zip(orders, first_tokens, strict=True):
             ngrams = Ngrams(order.options.no_repeat_ngram_size)
@@ -236,7 +237,6 @@ class LiveRows:
         last_tokens = [row.token for row in self._rows]
         program = self._program_for_step()
         if program is None:
-            self._is_in_program = False
             tokens = torch.tensor(last_tokens, device=self.core.device)
             self._choose_tokens(self._decoding.step(tokens))
         else:
@@ -273,6 +273,12 @@ class LiveRows:
                 self._program = self._open_program()
         return self._program
 
+    def _leave_program(self) -> None:
+        """Copy the cache of the only live row from the program, if the program has it."""
+        if self._is_in_program and self._program is not None:
+            self._decoding.end_alone(self._program)
+        self._is_in_program = False
+
     @torch.inference_mode()
     def drop(self, order: Order) -> None:
         """Cancel an order and free its row. Do nothing if the order has ended."""
@@ -283,6 +289,7 @@ class LiveRows:
     def _drop(self, index: int) -> None:
         """Remove a row. The last live row takes its index."""
         if isinstance(self._decoding, CausalDecoding) and self.prefixes is not None:
+            self._leave_program()
             row = self._rows[index]
             # The newest token was not read yet.
             tokens = [*row.order.prompt, *row.answer][:-1]

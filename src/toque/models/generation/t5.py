@@ -118,9 +118,11 @@ class T5Decoding:
 
     def step_alone(self, token: int, program: RowProgram) -> Tensor:
         """Compute one step of the only live row, and return its logits [1, vocabulary]."""
-        logits = program.step(token, 0)  # a T5 has no absolute positions
-        self.cache.add_column(program.newest())
-        return logits
+        return program.step(token)
+
+    def end_alone(self, program: RowProgram) -> None:
+        """Copy the cache of a program into the only live row."""
+        self.cache.replace_row(program.states())
 
     def _attend_to_answer(
         self,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Final
 
+import torch
 from onnx import ModelProto, TensorProto
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.models.config_values import head_size
-from toque.models.onnx.graph import Graph
+from toque.models.onnx.graph import Graph, Heads
 
 
-def decoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
+def decoder_graph(model: PreTrainedModel, graph: Graph) -> ModelProto:
     """Build the graph of a decoder with a cache of keys and values.
 
     Inputs: input_ids [batch, tokens], attention_mask [batch, total], position_ids [batch, tokens]
@@ -21,20 +24,13 @@ def decoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
 
     Args:
         model: GPT-2, GPT-NeoX, or a model with the layers of Llama. It is on the CPU.
-        kind: Type of the matrices, of `stored_types.TYPES`.
+        graph: An empty graph, for a file or for a single row.
     """
     builder = {"gpt2": _Gpt2, "gpt_neox": _Neox}.get(model.config.model_type, _Llama)
-    return builder(model, kind).build()
+    return builder(model, graph).build()
 
 
 _BODY: Final = "model"  # name of the module below the head
-
-
-class _Cached(NamedTuple):
-    """Keys and values of a layer, including the new tokens."""
-
-    key: str
-    value: str
 
 
 class _Decoder:
@@ -42,13 +38,14 @@ class _Decoder:
 
     embedding_name: ClassVar[str]
 
-    def __init__(self, model: PreTrainedModel, kind: str) -> None:
+    def __init__(self, model: PreTrainedModel, graph: Graph) -> None:
         self.config: Any = model.config
         self.weights = dict(model.named_parameters(remove_duplicate=False))
-        self.graph = Graph(kind)
-        self.heads: int = self.config.num_attention_heads
-        self.key_heads: int = getattr(self.config, "num_key_value_heads", self.heads)
+        self.graph = graph
+        n_heads: int = self.config.num_attention_heads
+        n_key_heads: int = getattr(self.config, "num_key_value_heads", n_heads)
         self.size = head_size(self.config)
+        self.heads = Heads(n_heads, n_key_heads, self.size, self.size**-0.5)
         self.mask = ""
         self.positions = ""
         # Rows of a tied matrix are looked up, and the head multiplies by it.
@@ -63,45 +60,38 @@ class _Decoder:
         """Build the graph."""
         g = self.graph
         ids = g.input("input_ids", ["batch", "tokens"])
-        mask = g.input("attention_mask", ["batch", "total"])
         self.positions = g.input("position_ids", ["batch", "tokens"])
         n_layers = self.config.num_hidden_layers
-        shape: list[int | str] = ["batch", self.key_heads, "past", self.size]
-        past = [
-            _Cached(
-                *(
-                    g.input(f"past_key_values.{n}.{part}", shape, TensorProto.FLOAT)
-                    for part in ("key", "value")
-                )
-            )
-            for n in range(n_layers)
-        ]
-        n_past = g.length(past[0].key, 2)
-        total = g.op("Add", n_past, g.length(ids, 1))
-        seen = g.op("And", g.causal_mask(n_past, total), g.padding_mask(mask))
-        self.mask = g.mask_bias(seen)
+        g.add_cache([str(n) for n in range(n_layers)], self.heads)
+        if not g.is_single_row:  # a single row has no padding and no later tokens
+            self.mask = self._mask(ids)
 
-        if self.frequencies is not None:
+        if self.frequencies is not None and not g.attends_with_rotation(
+            self.heads, self.frequencies
+        ):
             self.turns = self._turns(self.frequencies)
         x = self.embed(ids)
-        for n, cached in enumerate(past):
-            x, present = self.layer(x, n, cached)
-            for part, value in present._asdict().items():
-                g.output(
-                    value,
-                    f"present.{n}.{part}",
-                    ["batch", self.key_heads, "total", self.size],
-                )
+        for n in range(n_layers):
+            x = self.layer(x, n)
         logits = self.head(self.final_norm(x))
         g.output(logits, "logits", ["batch", "tokens", self.config.vocab_size])
         return g.model(self.config.model_type)
+
+    def _mask(self, ids: str) -> str:
+        """Compute the bias that hides padding and later tokens."""
+        g = self.graph
+        mask = g.input("attention_mask", ["batch", "total"])
+        n_past = g.past_length("0")
+        total = g.op("Add", n_past, g.length(ids, 1))
+        seen = g.op("And", g.causal_mask(n_past, total), g.padding_mask(mask))
+        return g.mask_bias(seen)
 
     def embed(self, ids: str) -> str:
         """Look up the embeddings [batch, tokens, width]."""
         name = self.embedding_name
         return self.graph.rows(name, self.weights[name], ids)
 
-    def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
+    def layer(self, x: str, n: int) -> str:
         """Add layer `n`."""
         raise NotImplementedError
 
@@ -126,24 +116,21 @@ class _Decoder:
         weight, bias = (self.weights[f"{name}.{part}"] for part in ("weight", "bias"))
         return self.graph.layer_norm(x, f"{name}.weight", weight, bias, eps)
 
-    def attend(
-        self, query: str, key: str, value: str, past: _Cached
-    ) -> tuple[str, _Cached]:
-        """Append keys and values [batch, heads, tokens, size] to the cache, and attend."""
-        g = self.graph
-        present = _Cached(
-            g.op("Concat", past.key, key, axis=2),
-            g.op("Concat", past.value, value, axis=2),
-        )
-        mixed = g.attention(
+    def attend(self, n: int, query: str, key: str, value: str) -> str:
+        """Append keys and values [batch, tokens, heads * size] to the cache, and attend."""
+        return self.graph.attend_to_cache(
+            str(n),
             query,
-            *present,
+            key,
+            value,
             self.mask,
-            heads=(self.heads, self.key_heads),
-            size=self.size,
-            scale=self.size**-0.5,
+            heads=self.heads,
+            prepare=[self.prepare(n, part) for part in ("q", "k")],
         )
-        return mixed, present
+
+    def prepare(self, n: int, part: str) -> Callable[[str], str] | None:
+        """Return the operators on the queries ("q") or keys ("k") of layer `n`, if any."""
+        return self.rotate if self.turns[0] else None
 
     def _turns(self, frequencies: Tensor) -> tuple[str, str]:
         """Compute the cosines and sines of the positions, [batch, 1, tokens, half]."""
@@ -179,17 +166,16 @@ class _Gpt2(_Decoder):
         places = g.rows(name, self.weights[name], self.positions)
         return g.op("Add", super().embed(ids), places)
 
-    def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
+    def layer(self, x: str, n: int) -> str:
         g, block = self.graph, f"transformer.h.{n}"
         normed = self._norm(x, f"{block}.ln_1")
         fused = self.linear(normed, f"{block}.attn.c_attn")
         parts = g.ops("Split", fused, outputs=3, axis=-1, num_outputs=3)
-        query, key, value = (g.split_heads(p, self.heads, self.size) for p in parts)
-        mixed, present = self.attend(query, key, value, past)
+        mixed = self.attend(n, *parts)
         x = g.op("Add", x, self.linear(mixed, f"{block}.attn.c_proj"))
         wide = self.linear(self._norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc")
         wide = g.activation(wide, self.config.activation_function)
-        return g.op("Add", x, self.linear(wide, f"{block}.mlp.c_proj")), present
+        return g.op("Add", x, self.linear(wide, f"{block}.mlp.c_proj"))
 
     def final_norm(self, x: str) -> str:
         return self._norm(x, "transformer.ln_f")
@@ -206,22 +192,12 @@ class _Gpt2(_Decoder):
 class _Neox(_Decoder):
     embedding_name = "gpt_neox.embed_in.weight"
 
-    def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
+    def layer(self, x: str, n: int) -> str:
         g, block = self.graph, f"gpt_neox.layers.{n}"
-        fused = self.linear(
-            self._norm(x, f"{block}.input_layernorm"),
-            f"{block}.attention.query_key_value",
-        )
-        # The columns are (head, query/key/value, column).
-        parts = g.ops(
-            "Split",
-            g.split_heads(fused, self.heads, 3 * self.size),
-            outputs=3,
-            axis=-1,
-            num_outputs=3,
-        )
-        query, key = self.rotate(parts[0]), self.rotate(parts[1])
-        mixed, present = self.attend(query, key, parts[2], past)
+        normed = self._norm(x, f"{block}.input_layernorm")
+        fused = self._query_key_value(normed, f"{block}.attention.query_key_value")
+        parts = g.ops("Split", fused, outputs=3, axis=-1, num_outputs=3)
+        mixed = self.attend(n, *parts)
         attended = self.linear(mixed, f"{block}.attention.dense")
         after = g.op("Add", x, attended)
         before_mlp = x if self.config.use_parallel_residual else after
@@ -229,9 +205,17 @@ class _Neox(_Decoder):
         wide = g.activation(
             self.linear(normed, f"{block}.mlp.dense_h_to_4h"), self.config.hidden_act
         )
-        return g.op(
-            "Add", after, self.linear(wide, f"{block}.mlp.dense_4h_to_h")
-        ), present
+        return g.op("Add", after, self.linear(wide, f"{block}.mlp.dense_4h_to_h"))
+
+    def _query_key_value(self, x: str, name: str) -> str:
+        """Add the linear layer `name`, with its outputs in the order (query/key/value, head)."""
+        # transformers stores (head, query/key/value, column).
+        order = torch.arange(3 * self.heads.queries * self.size)
+        order = order.view(-1, 3, self.size).transpose(0, 1).flatten()
+        weight = self.weights[f"{name}.weight"][order]
+        bias = self.weights.get(f"{name}.bias")
+        ordered = None if bias is None else bias[order]
+        return self.graph.linear(x, f"{name}.weight", weight, ordered)
 
     def final_norm(self, x: str) -> str:
         return self._norm(x, "gpt_neox.final_layer_norm")
@@ -245,13 +229,11 @@ class _Llama(_Decoder):
 
     embedding_name = f"{_BODY}.embed_tokens.weight"
 
-    def layer(self, x: str, n: int, past: _Cached) -> tuple[str, _Cached]:
+    def layer(self, x: str, n: int) -> str:
         g, block = self.graph, f"{_BODY}.layers.{n}"
         normed = self._norm(x, f"{block}.input_layernorm")
-        query = self.rotate(self._heads(normed, f"{block}.self_attn.q", self.heads))
-        key = self.rotate(self._heads(normed, f"{block}.self_attn.k", self.key_heads))
-        value = self._heads(normed, f"{block}.self_attn.v", self.key_heads)
-        mixed, present = self.attend(query, key, value, past)
+        parts = [self.linear(normed, f"{block}.self_attn.{p}_proj") for p in "qkv"]
+        mixed = self.attend(n, *parts)
         x = g.op("Add", x, self.linear(mixed, f"{block}.self_attn.o_proj"))
 
         normed = self._norm(x, f"{block}.post_attention_layernorm")
@@ -259,19 +241,20 @@ class _Llama(_Decoder):
             self.linear(normed, f"{block}.mlp.gate_proj"), self.config.hidden_act
         )
         wide = g.op("Mul", gate, self.linear(normed, f"{block}.mlp.up_proj"))
-        return g.op("Add", x, self.linear(wide, f"{block}.mlp.down_proj")), present
+        return g.op("Add", x, self.linear(wide, f"{block}.mlp.down_proj"))
 
     def final_norm(self, x: str) -> str:
         return self._norm(x, f"{_BODY}.norm")
 
-    def _heads(self, x: str, name: str, heads: int) -> str:
-        split = self.graph.split_heads(self.linear(x, f"{name}_proj"), heads, self.size)
+    def prepare(self, n: int, part: str) -> Callable[[str], str] | None:
+        rotate = super().prepare(n, part)
+        norm = f"{_BODY}.layers.{n}.self_attn.{part}_norm"
+        if f"{norm}.weight" not in self.weights:
+            return rotate
         # Qwen3 normalises queries and keys.
-        return (
-            self._norm(split, f"{name}_norm")
-            if f"{name}_norm.weight" in self.weights
-            else split
-        )
+        if rotate is None:
+            return partial(self._norm, name=norm)
+        return lambda x: rotate(self._norm(x, norm))
 
     def _norm(self, x: str, name: str) -> str:
         weight = self.weights[f"{name}.weight"]

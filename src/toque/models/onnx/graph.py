@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from toque.models.onnx.stored_types import INT8_PRODUCTS, Stored, to_stored
+from toque.models.onnx.stored_types import Stored, to_stored
 
 OPSET: Final = 21
 _IR_VERSION: Final = 10  # the version of opset 21
@@ -21,8 +21,24 @@ ACTIVATIONS: Final = ("relu", "silu", "swish", "gelu", *_TANH_GELU)
 """Activations, by their names in config.json."""
 
 
+class Heads(NamedTuple):
+    """Heads of an attention."""
+
+    queries: int
+    """Number of query heads."""
+    keys: int
+    """Number of key heads."""
+    size: int
+    """Columns of a head."""
+    scale: float
+    """Factor of the products of queries and keys."""
+
+
 class Graph:
     """An ONNX graph that is built node by node. A value is the name of a tensor."""
+
+    is_single_row: ClassVar[bool] = False
+    """True for graphs that read one token of one row; see `row_graph.py`."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind  # type of the matrices, a key of `stored_types.TYPES`
@@ -33,19 +49,23 @@ class Graph:
         self._stored: dict[str, Stored] = {}
         self._matrices: dict[str, str] = {}
         self._transposed: dict[str, str] = {}
-        self._integers: dict[str, list[str]] = {}  # rounded inputs of linear layers
+        self._opsets = [helper.make_opsetid("", OPSET)]
         self._count = 0  # number of operators
 
     def input(
         self, name: str, shape: Sequence[int | str], kind: int = TensorProto.INT64
     ) -> str:
-        """Add an input. A text in `shape` names a size that is known at run time."""
-        self._inputs.append(helper.make_tensor_value_info(name, kind, shape))
+        """Add an input once. A text in `shape` names a size that is known at run time."""
+        if all(known.name != name for known in self._inputs):
+            self._inputs.append(helper.make_tensor_value_info(name, kind, shape))
         return name
 
     def output(self, value: str, name: str, shape: Sequence[int | str]) -> None:
         """Make a float32 value an output of the graph."""
         self._nodes.append(helper.make_node("Identity", [value], [name]))
+        self._declare_output(name, shape)
+
+    def _declare_output(self, name: str, shape: Sequence[int | str]) -> None:
         self._outputs.append(helper.make_tensor_value_info(name, _FLOAT, shape))
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
@@ -89,7 +109,11 @@ class Graph:
 
     def vector(self, name: str, tensor: Tensor) -> str:
         """Add a weight in float32, such as a norm or a bias."""
-        return self._initialize(name, tensor.detach().float().numpy())
+        return self.weight(name, tensor.detach().float().numpy())
+
+    def weight(self, name: str, array: NDArray[Any]) -> str:
+        """Add an array of weights."""
+        return self._initialize(name, array)
 
     def matrix(self, name: str, tensor: Tensor) -> str:
         """Add a matrix [rows, columns] in the stored type, and return it in float32."""
@@ -106,11 +130,11 @@ class Graph:
         if name not in self._stored:
             self._stored[name] = to_stored(tensor, self.kind)
         stored = self._stored[name]
-        values = select(self._initialize(name, stored.values))
+        values = select(self.weight(name, stored.values))
         if stored.values.dtype != np.float32:
             values = self.op("Cast", values, to=_FLOAT)
         if stored.scales is not None:
-            scales = self._initialize(f"{name}.scales", stored.scales)
+            scales = self.weight(f"{name}.scales", stored.scales)
             values = self.op("Mul", values, select(scales))
         return values
 
@@ -125,28 +149,10 @@ class Graph:
         self, x: str, name: str, weight: Tensor, bias: Tensor | None = None
     ) -> str:
         """Multiply by `weight` [columns, rows] transposed, and add the bias."""
-        if self.kind == INT8_PRODUCTS:
-            product = self._int8_product(x, name, weight)
-        else:
-            product = self.op("MatMul", x, self.transposed(name, weight))
+        product = self.op("MatMul", x, self.transposed(name, weight))
         if bias is None:
             return product
         return self.op("Add", product, self.vector(f"{name}.bias", bias))
-
-    def _int8_product(self, x: str, name: str, weight: Tensor) -> str:
-        """Multiply the input and the weight as integers. onnxruntime joins these operators."""
-        if x not in self._integers:
-            self._integers[x] = self.ops("DynamicQuantizeLinear", x, outputs=3)
-        integers, step, zero = self._integers[x]
-        stored = to_stored(weight, INT8_PRODUCTS)
-        assert stored.scales is not None, "int8 has scales"
-        values = self._initialize(f"{name}.T", np.ascontiguousarray(stored.values.T))
-        scales = self._initialize(f"{name}.T.scales", stored.scales[:, 0])
-        products = self.op(
-            "MatMulInteger", integers, values, zero, self.constant(0, np.int8)
-        )
-        factors = self.op("Mul", step, scales)
-        return self.op("Mul", self.op("Cast", products, to=_FLOAT), factors)
 
     def layer_norm(
         self, x: str, name: str, weight: Tensor, bias: Tensor, eps: float
@@ -178,16 +184,64 @@ class Graph:
         grid = self.op("Reshape", x, self.constant([0, 0, heads, size]))
         return self.op("Transpose", grid, perm=[0, 2, 1, 3])
 
-    def attention(
+    def add_cache(self, names: Sequence[str], heads: Heads) -> None:
+        """Add the inputs for the cached keys and values of the layers `names`."""
+        shape: list[int | str] = ["batch", heads.keys, "past", heads.size]
+        for name in names:
+            for part in ("key", "value"):
+                self.input(f"past_key_values.{name}.{part}", shape, _FLOAT)
+
+    def past_length(self, name: str) -> str:
+        """Return the number of cached tokens of the layer `name`, [1]."""
+        return self.length(f"past_key_values.{name}.key", 2)
+
+    def attends_with_rotation(self, heads: Heads, frequencies: Tensor) -> bool:
+        """Return whether `attend_to_cache` rotates queries and keys by these frequencies."""
+        return False
+
+    def attend_to_cache(
         self,
+        name: str,
         query: str,
         key: str,
         value: str,
         bias: str,
         *,
-        heads: tuple[int, int],
-        size: int,
-        scale: float,
+        heads: Heads,
+        prepare: Sequence[Callable[[str], str] | None] = (None, None),
+    ) -> str:
+        """Append keys and values to the cache of a layer, and attend to the cache.
+
+        Args:
+            name: Name of the layer in the names of inputs and outputs.
+            query: Queries [batch, tokens, heads * size].
+            key: Keys [batch, tokens, key heads * size].
+            value: Values [batch, tokens, key heads * size].
+            bias: Bias of the scores; see `attention`.
+            heads: Heads of the layer.
+            prepare: Operators on queries and on keys [batch, heads, tokens, size].
+
+        Returns:
+            Value [batch, tokens, heads * size].
+        """
+        numbers = (heads.queries, heads.keys, heads.keys)
+        query, key, value = (
+            self.split_heads(x, number, heads.size)
+            for x, number in zip((query, key, value), numbers, strict=True)
+        )
+        query, key = (
+            x if change is None else change(x)
+            for x, change in zip((query, key), prepare, strict=True)
+        )
+        key = self.op("Concat", f"past_key_values.{name}.key", key, axis=2)
+        value = self.op("Concat", f"past_key_values.{name}.value", value, axis=2)
+        shape: list[int | str] = ["batch", heads.keys, "total", heads.size]
+        self.output(key, f"present.{name}.key", shape)
+        self.output(value, f"present.{name}.value", shape)
+        return self.attention(query, key, value, bias, heads=heads)
+
+    def attention(
+        self, query: str, key: str, value: str, bias: str, *, heads: Heads
     ) -> str:
         """Compute softmax(scale * query * key + bias) * value.
 
@@ -195,15 +249,13 @@ class Graph:
             query: Queries [batch, heads, tokens, size].
             key: Keys [batch, key heads, total, size].
             value: Values [batch, key heads, total, size].
-            bias: Bias [batch or 1, 1 or heads, tokens, total], with the mask.
-            heads: Number of query heads and of key heads.
-            size: Columns of a head.
-            scale: Factor of the products.
+            bias: Bias [batch or 1, 1 or heads, tokens, total], with the mask. "" for no bias.
+            heads: Heads of the layer.
 
         Returns:
             Value [batch, tokens, heads * size].
         """
-        n_heads, n_keys = heads
+        n_heads, n_keys, size, scale = heads
         is_grouped = n_heads != n_keys
         if is_grouped:  # [batch, key heads, queries per key, tokens, size]
             grid = self.constant([0, n_keys, n_heads // n_keys, -1, size])
@@ -211,12 +263,14 @@ class Graph:
             axis = self.constant([2])
             key = self.op("Unsqueeze", key, axis)
             value = self.op("Unsqueeze", value, axis)
-            bias = self.op("Unsqueeze", bias, axis)
+            bias = bias and self.op("Unsqueeze", bias, axis)
         last = [0, 1, 2, 4, 3] if is_grouped else [0, 1, 3, 2]
         scores = self.op("MatMul", query, self.op("Transpose", key, perm=last))
         if scale != 1.0:
             scores = self.op("Mul", scores, self.constant(scale, np.float32))
-        shares = self.op("Softmax", self.op("Add", scores, bias), axis=-1)
+        if bias:
+            scores = self.op("Add", scores, bias)
+        shares = self.op("Softmax", scores, axis=-1)
         mixed = self.op("MatMul", shares, value)
         if is_grouped:
             mixed = self.op("Reshape", mixed, self.constant([0, n_heads, -1, size]))
@@ -256,9 +310,11 @@ class Graph:
             self._outputs,
             [*self._initializers.values()],
         )
-        opset = helper.make_opsetid("", OPSET)
         return helper.make_model(
-            graph, opset_imports=[opset], ir_version=_IR_VERSION, producer_name="toque"
+            graph,
+            opset_imports=self._opsets,
+            ir_version=_IR_VERSION,
+            producer_name="toque",
         )
 
 

@@ -17,10 +17,13 @@ class RowProgram(Protocol):
     def begin(self, states: States, source: States = ()) -> None:
         """Copy the cache of a row, and for an encoder-decoder the cache of its source."""
 
-    def step(self, token: int, position: int) -> Tensor:
-        """Read a token, and return the logits [1, vocabulary] of the next one."""
+    def step(self, token: int) -> Tensor:
+        """Read a token, and return the logits [1, vocabulary] of the next one.
+
+        The next step overwrites them.
+        """
         ...
 
-    def newest(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the keys and values of the last token for each layer, [1, H, d] each."""
+    def states(self) -> States:
+        """Return the keys and values of the row. The next step overwrites them."""
         ...

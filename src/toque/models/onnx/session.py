@@ -13,18 +13,28 @@ Arrays = dict[str, NDArray[Any]]
 """Arrays by the name of an input or output."""
 
 
-def open_session(graph: bytes, *, threads: int | None = None) -> Any:
+def open_session(
+    graph: bytes,
+    *,
+    threads: int | None = None,
+    weights: Mapping[str, NDArray[Any]] | None = None,
+) -> Any:
     """Open a serialised graph.
 
     Args:
         graph: The graph.
-        threads: Number of threads, which wait without computing in a loop. None means a thread per
-            core, which do.
+        threads: Number of threads. They wait in a loop during a run only. None means a thread per
+            core, which also wait in a loop after a run.
+        weights: Weights that are not in the graph, by name. The session copies them.
     """
     options = onnxruntime.SessionOptions()
     if threads is not None:
         options.intra_op_num_threads = threads
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # After a run, waiting in a loop would take time from torch's threads.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    if weights:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(w) for w in weights.values()]
+        options.add_external_initializers(list(weights), values)
     return onnxruntime.InferenceSession(
         graph, options, providers=["CPUExecutionProvider"]
     )
@@ -33,9 +43,9 @@ def open_session(graph: bytes, *, threads: int | None = None) -> Any:
 class DecoderSession:
     """Session of a decoder with a cache of keys and values."""
 
-    def __init__(self, graph: bytes, *, threads: int | None = None) -> None:
+    def __init__(self, graph: bytes) -> None:
         """Open a serialised graph; see `open_session`."""
-        self._session = open_session(graph, threads=threads)
+        self._session = open_session(graph)
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def empty_cache(self) -> Arrays:

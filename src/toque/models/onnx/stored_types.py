@@ -11,8 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 TYPES: Final = ("f32", "f16", "int8")
-INT8_PRODUCTS: Final = "int8-products"
-"""As int8, and inputs of linear layers are rounded to 8 bits too. Not for files."""
 _FLOAT32: Final = "relative_attention_bias.weight"
 _LARGEST_INT8: Final = 127
 _LARGEST_F16: Final = torch.finfo(torch.float16).max
@@ -38,7 +36,7 @@ def to_stored(matrix: Tensor, kind: str) -> Stored:
     A matrix with values beyond the range of float16 stays float32.
     """
     matrix = matrix.detach().float()
-    if kind in ("int8", INT8_PRODUCTS):
+    if kind == "int8":
         # Symmetric, one scale per row (Jacob et al. 2018, arXiv 1712.05877, section 2.1).
         largest = matrix.abs().amax(1, keepdim=True)
         scales = (largest / _LARGEST_INT8).clamp(min=torch.finfo(torch.float32).tiny)

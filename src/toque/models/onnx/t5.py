@@ -12,16 +12,7 @@ from transformers import PreTrainedModel
 
 from toque.models.config_values import scales_outputs
 from toque.models.forward.packed import bias_by_distance
-from toque.models.onnx.graph import Graph
-
-
-class _Cached(NamedTuple):
-    """Keys and values of a decoder layer: of the text, and of the prompt."""
-
-    decoder_key: str
-    decoder_value: str
-    encoder_key: str
-    encoder_value: str
+from toque.models.onnx.graph import Graph, Heads
 
 
 class _Source(NamedTuple):
@@ -35,11 +26,14 @@ class _Source(NamedTuple):
 class _Stack:
     """Builder of the encoder or the decoder."""
 
-    def __init__(self, model: PreTrainedModel, kind: str, name: str) -> None:
+    def __init__(self, model: PreTrainedModel, graph: Graph, name: str) -> None:
         self.config: Any = model.config
         self.weights = dict(model.named_parameters(remove_duplicate=False))
-        self.graph = Graph(kind)
+        self.graph = graph
         self.name = name
+        n_heads: int = self.config.num_heads
+        # T5's query initialiser includes the scale (Raffel et al. 2020).
+        self.heads = Heads(n_heads, n_heads, self.config.d_kv, 1.0)
         attention: Any = model.get_submodule(f"{name}.block.0.layer.0.SelfAttention")
         most = self.config.relative_attention_max_distance
         self.bias = bias_by_distance(attention, torch.arange(-most, most + 1)).T
@@ -53,10 +47,10 @@ class _Stack:
         name = f"{self.name}.{name}.weight"
         return self.graph.linear(x, name, self.weights[name])
 
-    def heads(self, x: str, name: str) -> str:
+    def split(self, x: str, name: str) -> str:
         """Add a linear layer, and split its columns [batch, heads, tokens, size]."""
         return self.graph.split_heads(
-            self.linear(x, name), self.config.num_heads, self.config.d_kv
+            self.linear(x, name), self.heads.queries, self.heads.size
         )
 
     def norm(self, x: str, name: str) -> str:
@@ -70,10 +64,7 @@ class _Stack:
         self, x: str, name: str, query: str, key: str, value: str, bias: str
     ) -> str:
         """Add attention without a scale, its last matrix and the residual."""
-        heads, size = self.config.num_heads, self.config.d_kv
-        mixed = self.graph.attention(
-            query, key, value, bias, heads=(heads, heads), size=size, scale=1.0
-        )
+        mixed = self.graph.attention(query, key, value, bias, heads=self.heads)
         return self.graph.op("Add", x, self.linear(mixed, f"{name}.o"))
 
     def feed_forward(self, x: str, name: str) -> str:
@@ -104,14 +95,14 @@ class _Stack:
         return g.op("Unsqueeze", g.op("Gather", table, column, axis=1), g.constant([0]))
 
 
-def encoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
+def encoder_graph(model: PreTrainedModel, graph: Graph) -> ModelProto:
     """Build the encoder: input_ids and attention_mask [batch, source] to last_hidden_state.
 
     Args:
         model: A T5 on the CPU.
-        kind: Type of the matrices, of `stored_types.TYPES`.
+        graph: An empty graph for a file.
     """
-    stack = _Stack(model, kind, "encoder")
+    stack = _Stack(model, graph, "encoder")
     g = stack.graph
     ids = g.input("input_ids", ["batch", "source"])
     mask = g.input("attention_mask", ["batch", "source"])
@@ -122,7 +113,7 @@ def encoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
         block = f"block.{n}.layer.0"
         normed = stack.norm(x, f"{block}.layer_norm")
         block += ".SelfAttention"
-        query, key, value = (stack.heads(normed, f"{block}.{p}") for p in "qkv")
+        query, key, value = (stack.split(normed, f"{block}.{p}") for p in "qkv")
         x = stack.attend(x, block, query, key, value, bias)
         x = stack.feed_forward(x, f"block.{n}.layer.1")
     g.output(
@@ -133,9 +124,7 @@ def encoder_graph(model: PreTrainedModel, kind: str) -> ModelProto:
     return g.model("t5-encoder")
 
 
-def t5_decoder_graph(
-    model: PreTrainedModel, kind: str, *, with_source: bool = True
-) -> ModelProto:
+def t5_decoder_graph(model: PreTrainedModel, graph: Graph) -> ModelProto:
     """Build the decoder with a cache of keys and values.
 
     Inputs: input_ids [batch, tokens], encoder_attention_mask [batch, source], encoder_hidden_states
@@ -144,49 +133,38 @@ def t5_decoder_graph(
     If the last is false, the keys and values of the encoder are computed from its states. Outputs:
     logits [batch, tokens, vocabulary] and present.N....
 
+    The graph of a single row always reads the keys and values of the encoder. It has no
+    encoder_attention_mask, encoder_hidden_states and use_cache_branch.
+
     Args:
         model: A T5 on the CPU.
-        kind: Type of the matrices, of `stored_types.TYPES`.
-        with_source: False for a graph without encoder_hidden_states and use_cache_branch, which
-            always reads the keys and values of the encoder.
+        graph: An empty graph, for a file or for a single row.
     """
-    stack = _Stack(model, kind, "decoder")
+    stack = _Stack(model, graph, "decoder")
     g, config = stack.graph, stack.config
     ids = g.input("input_ids", ["batch", "tokens"])
-    source_mask = g.input("encoder_attention_mask", ["batch", "source"])
     source: _Source | None = None
-    if with_source:
+    source_bias = ""
+    if not g.is_single_row:
+        source_mask = g.input("encoder_attention_mask", ["batch", "source"])
+        source_bias = g.mask_bias(g.padding_mask(source_mask))
         shape: list[int | str] = ["batch", "source", config.d_model]
-        source = _Source(g.input("encoder_hidden_states", shape, TensorProto.FLOAT), "")
-    past = [
-        _Cached(*(_cache_input(g, config, n, part) for part in _Cached._fields))
-        for n in range(config.num_decoder_layers)
-    ]
-    if source is not None:
+        states = g.input("encoder_hidden_states", shape, TensorProto.FLOAT)
         flag = g.input("use_cache_branch", [1], TensorProto.BOOL)
-        source = source._replace(is_cached=flag)
+        source = _Source(states, flag)
+    layers = range(config.num_decoder_layers)
+    g.add_cache([f"{n}.decoder" for n in layers], stack.heads)
 
-    n_past = g.length(past[0].decoder_key, 2)
+    n_past = g.past_length("0.decoder")
     total = g.op("Add", n_past, g.length(ids, 1))
     bias = g.op(
         "Add",
         stack.position_bias(n_past, total),
         g.mask_bias(g.causal_mask(n_past, total)),
     )
-    source_bias = g.mask_bias(g.padding_mask(source_mask))
-
     x = stack.embed(ids)
-    for n, cached in enumerate(past):
-        x, present = _decoder_layer(stack, x, n, cached, (bias, source_bias), source)
-        for part, value in present._asdict().items():
-            if source is None and part.startswith("encoder"):
-                continue
-            length = "source" if part.startswith("encoder") else "total"
-            g.output(
-                value,
-                f"present.{n}.{part.replace('_', '.')}",
-                ["batch", config.num_heads, length, config.d_kv],
-            )
+    for n in layers:
+        x = _decoder_layer(stack, x, n, (bias, source_bias), source)
 
     x = stack.norm(x, "final_layer_norm")
     if scales_outputs(config):
@@ -198,50 +176,54 @@ def t5_decoder_graph(
     return g.model("t5-decoder")
 
 
-def _cache_input(g: Graph, config: Any, n: int, part: str) -> str:
-    length = "cached_source" if part.startswith("encoder") else "past"
-    shape = ["batch", config.num_heads, length, config.d_kv]
-    return g.input(
-        f"past_key_values.{n}.{part.replace('_', '.')}", shape, TensorProto.FLOAT
-    )
+def _read_source(
+    stack: _Stack, x: str, n: int, part: str, source: _Source | None
+) -> str:
+    """Return the keys or values of the encoder for layer `n`: cached, or computed from states.
 
+    Args:
+        stack: The decoder.
+        x: Name of the cross-attention.
+        n: Index of the layer.
+        part: "key" or "value".
+        source: States of the encoder. None means that the keys and values are always cached.
+    """
+    g, heads = stack.graph, stack.heads
+    shape: list[int | str] = ["batch", heads.keys, "cached_source", heads.size]
+    name = f"{n}.encoder.{part}"
+    cached = g.input(f"past_key_values.{name}", shape, TensorProto.FLOAT)
+    if source is None:
+        return cached
 
-def _choose_source(stack: _Stack, name: str, cached: str, source: _Source) -> str:
-    """Return cached keys or values of the encoder, or compute them with the layer `name`."""
     # Outside of the branch, so that a program converts the weight once.
-    weight = f"decoder.{name}.weight"
-    stack.graph.transposed(weight, stack.weights[weight])
-    compute = partial(stack.heads, source.states, name)
-    return stack.graph.choose(source.is_cached, cached, compute)
+    layer = f"{x}.{part[0]}"
+    weight = f"decoder.{layer}.weight"
+    g.transposed(weight, stack.weights[weight])
+    compute = partial(stack.split, source.states, layer)
+    states = g.choose(source.is_cached, cached, compute)
+    g.output(states, f"present.{name}", ["batch", heads.keys, "source", heads.size])
+    return states
 
 
 def _decoder_layer(
-    stack: _Stack,
-    x: str,
-    n: int,
-    past: _Cached,
-    biases: tuple[str, str],
-    source: _Source | None,
-) -> tuple[str, _Cached]:
-    """Add a layer of the decoder, and return its output and its cache."""
+    stack: _Stack, x: str, n: int, biases: tuple[str, str], source: _Source | None
+) -> str:
+    """Add a layer of the decoder, and return its output."""
     g = stack.graph
     block = f"block.{n}.layer.0"
     normed = stack.norm(x, f"{block}.layer_norm")
     block += ".SelfAttention"
-    query, key, value = (stack.heads(normed, f"{block}.{p}") for p in "qkv")
-    key = g.op("Concat", past.decoder_key, key, axis=2)
-    value = g.op("Concat", past.decoder_value, value, axis=2)
-    x = stack.attend(x, block, query, key, value, biases[0])
+    query, key, value = (stack.linear(normed, f"{block}.{p}") for p in "qkv")
+    mixed = g.attend_to_cache(
+        f"{n}.decoder", query, key, value, biases[0], heads=stack.heads
+    )
+    x = g.op("Add", x, stack.linear(mixed, f"{block}.o"))
 
     block = f"block.{n}.layer.1"
-    query = stack.heads(
-        stack.norm(x, f"{block}.layer_norm"), f"{block}.EncDecAttention.q"
-    )
+    normed = stack.norm(x, f"{block}.layer_norm")
     block += ".EncDecAttention"
-    source_key, source_value = past.encoder_key, past.encoder_value
-    if source is not None:
-        source_key = _choose_source(stack, f"{block}.k", source_key, source)
-        source_value = _choose_source(stack, f"{block}.v", source_value, source)
-    x = stack.attend(x, block, query, source_key, source_value, biases[1])
-    x = stack.feed_forward(x, f"block.{n}.layer.2")
-    return x, _Cached(key, value, source_key, source_value)
+    query = stack.split(normed, f"{block}.q")
+    key = _read_source(stack, block, n, "key", source)
+    value = _read_source(stack, block, n, "value", source)
+    x = stack.attend(x, block, query, key, value, biases[1])
+    return stack.feed_forward(x, f"block.{n}.layer.2")

@@ -26,6 +26,7 @@ from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import is_adapter_folder
 from toque.models.onnx.decoders import decoder_graph
+from toque.models.onnx.graph import Graph
 from toque.models.onnx.stored_types import round_weights
 from toque.models.onnx.supported_models import find_unsupported
 from toque.models.onnx.t5 import encoder_graph, t5_decoder_graph
@@ -174,7 +175,7 @@ def _write_graphs(model: PreTrainedModel, folder: Path, kind: str) -> None:
     if _has_encoder(model):
         graphs = {ENCODER: encoder_graph, T5_DECODER: t5_decoder_graph}
     for name, build in graphs.items():
-        graph = build(model, kind)
+        graph = build(model, Graph(kind))
         size = graph.ByteSize()
         if size > _MAX_FILE:
             raise ConfigError(
