@@ -50,7 +50,8 @@ VALUES: Final = {
     "self.folder": "runs/my own", "store": "stores/my own", "config.data.store": "stores/my own",
     "result.store.path": "stores/my own", "file": "my own.yaml", "again": "'my own.yaml'",
     "self.file": "my own.yaml", "record.address": "runs/my own",
-    "start": "runs/complete", "step": "",
+    "start": "runs/complete", "step": "", "place.address": "runs/my own",
+    "config": "my own.yaml",
 }  # fmt: skip
 """What the program puts in, by the expression of the f-string; paths with a blank in them."""
 NOT_RUN: Final = {

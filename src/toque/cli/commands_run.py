@@ -375,7 +375,7 @@ def serve(
         precision: precision of the matmuls. bf16 is faster on processors that support it, but a
             text can then depend on other texts in its batch. auto uses bf16 only on these
             processors. int8 is auto for several texts. One text on a CPU has weights and inputs in
-            8 bits, which is twice as fast. It needs the extra onnx.
+            8 bits, which is three times as fast. It needs the extra onnx.
     """
     from toque.workflows.inference.serve import serve as workflow
 

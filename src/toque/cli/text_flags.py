@@ -29,7 +29,7 @@ class SamplingFlags:
     """precision of the matmuls. bf16 is faster on processors that support it, but a text can then
     depend on other texts in its batch and differ from float32. auto uses bf16 only on these
     processors. int8 is auto for several texts. One text on a CPU has weights and inputs in 8
-    bits, which is twice as fast once the model is loaded. It needs the extra onnx."""
+    bits, which is three times as fast once the model is loaded. It needs the extra onnx."""
 
     def to_options(self) -> GenerationOptions:
         """Convert the flags to options.
