@@ -234,8 +234,9 @@ def test_a_file_that_the_system_refuses_is_a_paragraph(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_no_temporary_folder(number, tmp_path, monkeypatch):
-    before = signal.getsignal(number)
+def test_a_signal_leaves_no_temporary_folder(number, tmp_path, monkeypatch, request):
+    before = signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP
+    request.addfinalizer(lambda: signal.signal(number, before))
 
     def export(_model: str, to: str, **_: object) -> None:
         with atomic_folder(Path(to)):
@@ -246,4 +247,4 @@ def test_a_signal_leaves_no_temporary_folder(number, tmp_path, monkeypatch):
         main(["export", "run", "--to", str(tmp_path / "model")])
     assert caught.value.code == 128 + number
     assert not [*tmp_path.iterdir()]
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is signal.SIG_DFL
