@@ -94,19 +94,9 @@ def generate(
             into memory.
     """
     core = unwrapped(model)
-    if options.max_new_tokens is None:
-        raise ConfigError(
-            f"{argument('max_new_tokens')} is missing; it must be at least 1."
-        )
-    _check_tokens(core, prompts, places)
-    if max(options.logit_bias, default=0) >= core.config.vocab_size:
-        raise ConfigError(
-            f"logit_bias has the token {max(options.logit_bias)}, but the vocabulary has ids from "
-            f"0 to {core.config.vocab_size - 1:,}."
-        )
-    limits = limit_answers(core, prompts, options.max_new_tokens, places)
     # 0 requests the log-probability of the generated token only.
     n_top_logprobs = None if on_logprob is None else 0
+    limits = _check_and_limit(core, prompts, options, places)
     forms: Sequence[Constraint | None] = constraints or [None for _ in prompts]
     orders = [
         Order(
@@ -154,6 +144,26 @@ def generate(
                 answers.add(new)
             on_progress(answers.n_finished, len(orders), answers.finished_share)
     return answers.tokens
+
+
+def _check_and_limit(
+    core: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    places: Sequence[str],
+) -> list[int]:
+    """Check the arguments of `generate`. Return the maximum number of new tokens per prompt."""
+    if options.max_new_tokens is None:
+        raise ConfigError(
+            f"{argument('max_new_tokens')} is missing; it must be at least 1."
+        )
+    _check_tokens(core, prompts, places)
+    if max(options.logit_bias, default=0) >= core.config.vocab_size:
+        raise ConfigError(
+            f"logit_bias has the token {max(options.logit_bias)}, but the vocabulary has ids from "
+            f"0 to {core.config.vocab_size - 1:,}."
+        )
+    return limit_answers(core, prompts, options.max_new_tokens, places)
 
 
 @dataclass
