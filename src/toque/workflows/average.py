@@ -222,10 +222,7 @@ def _open_newest(
         try:
             with ExitStack() as opening:
                 opened = _open(run, folders, store, opening, exponential=last is None)
-                if not opened.averages:
-                    raise _too_few(run, len(folders), last)
                 open_files.push(opening.pop_all())
-                return opened
         except CheckpointError as error:
             if all(folder.is_dir() for folder in folders):
                 raise CheckpointError(
@@ -238,6 +235,10 @@ def _open_newest(
                     f"{len(folders)}, because it is training. Wait until training ends, or average "
                     f"fewer with {argument('last')}."
                 ) from error
+        else:
+            if not opened.averages:
+                raise _too_few(run, len(folders), last)
+            return opened
     raise AssertionError
 
 
