@@ -64,9 +64,9 @@ class AverageResult:
         checkpoint = _lowest(self.checkpoints)
         raise CheckFailed(
             f"The {self.best} has the held-out loss {self.loss:.4f}, but {checkpoint} has "
-            f"{self.checkpoints[checkpoint]:.4f}, so the average was not written. Average fewer "
-            f"checkpoints with {argument('last')}, or keep more with train.keep_last. A constant "
-            "learning rate gains most from an average."
+            f"{self.checkpoints[checkpoint]:.4f}, so the average was not written. To average "
+            f"another number of checkpoints, at least 2, use {argument('last')}; train.keep_last is "
+            "the number that a run keeps. A constant learning rate gains most from an average."
         )
 
     def __str__(self) -> str:
@@ -75,9 +75,7 @@ class AverageResult:
         rows = [(name, f"{loss:.4f}") for name, loss in losses.items()]
         lines = [*format_columns(Grid(("", "held-out loss"), rows))]
         if self.folder is not None:
-            lines.append(
-                f"The {self.best} is in {self.folder}, as a model for every command."
-            )
+            lines.append(f"The {self.best} is in {self.folder}, as a model folder.")
         return "\n".join(lines)
 
 
@@ -227,7 +225,7 @@ def _open_newest(
             if all(folder.is_dir() for folder in folders):
                 raise CheckpointError(
                     f"{error.args[0]} Every averaged checkpoint must be intact. To leave this one "
-                    f"out, move it away, or average fewer with {argument('last')}."
+                    "out, move it away."
                 ) from error
             if not attempts_left:
                 raise CheckpointError(
@@ -245,7 +243,8 @@ def _open_newest(
 def _too_few(run: Path, n: int, last: int | None) -> CheckpointError:
     """Return the error about a run with `n` checkpoints and no average."""
     return CheckpointError(
-        f"{run} has {n} checkpoints, but the average needs {last or _FEWEST}. {list_steps(run)} "
+        f"{run} has {n} of the {last or _FEWEST} checkpoints that an average needs. "
+        f"{list_steps(run)} "
         f"Train with train.keep_last={last or 5} and a shorter train.save_every, or keep an "
         "exponential average with optim.ema_decay. Best models are not averaged."
     )
