@@ -65,8 +65,8 @@ class AverageResult:
         raise CheckFailed(
             f"The {self.best} has the held-out loss {self.loss:.4f}, but {checkpoint} has "
             f"{self.checkpoints[checkpoint]:.4f}, so the average was not written. To average "
-            f"another number of checkpoints, at least 2, use {argument('last')}; train.keep_last is "
-            "the number that a run keeps. A constant learning rate gains most from an average."
+            f"another number of checkpoints, at least 2, use {argument('last')}. A run keeps the "
+            "number in train.keep_last. A constant learning rate gains most from an average."
         )
 
     def __str__(self) -> str:
