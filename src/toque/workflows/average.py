@@ -292,12 +292,12 @@ def _open(
     if len(folders) >= _FEWEST:
         steps = f"steps {checkpoints[-1].step:,} to {newest.step:,}"
         mean = MeanTensors(folders, tensors)
-        averages[f"average of {len(folders)} checkpoints, {steps}"] = mean
+        averages[f"average of {len(folders)} checkpoints ({steps})"] = mean
     if exponential:
         state = opening.enter_context(newest.open_tensors("optimizer"))
         average = ExponentialAverage(tensors[0], state)
         if average.exists:
-            averages[f"exponential average, step {newest.step:,}"] = average
+            averages[f"exponential average (step {newest.step:,})"] = average
     return _Opened(compared, averages, trained)
 
 
