@@ -68,7 +68,7 @@ def test_the_written_weights_are_the_mean_and_the_losses_are_those_of_training(
     result = toque.average(run, tmp_path / "mean", last=3)
     result.raise_if_failed()
     assert result.folder == tmp_path / "mean"
-    assert result.best == "average of 3 checkpoints (steps 30 to 36)"
+    assert result.best == "average of 3 (steps 30 to 36)"
 
     written = load_file(tmp_path / "mean" / "model.safetensors")
     expected = mean_of(newest(run, 3))
@@ -97,7 +97,7 @@ def test_the_folder_is_a_model_for_other_commands(run, tmp_path):
     exported = sample_logits(load_model(str(tmp_path / "exported")))
     torch.testing.assert_close(exported, logits)
     card = (tmp_path / "mean" / "README.md").read_text()
-    assert "run, average of 3 checkpoints (steps 30 to 36)" in card
+    assert "run, average of 3 (steps 30 to 36)" in card
     assert "checkpoints/step-00000036 |" in card
 
 
@@ -105,7 +105,7 @@ def test_an_average_that_is_worse_is_not_written(run, tmp_path, capsys):
     words = ["average", str(run), "--to", str(tmp_path / "mean")]
     assert main(words) == CheckFailed.exit_code
     printed = capsys.readouterr()
-    assert "average of 12 checkpoints (steps 3 to 36)" in printed.out
+    assert "average of 12 (steps 3 to 36)" in printed.out
     assert "but checkpoints/step-00000036 has" in printed.err
     assert "another number of checkpoints, at least 2, use --last" in printed.err
     assert not (tmp_path / "mean").exists()
@@ -202,7 +202,7 @@ def test_a_checkpoint_that_training_removes_meanwhile(copied, tmp_path, monkeypa
 
     monkeypatch.setattr(saved, "verify_checkpoint", removing)
     result = toque.average(copied, tmp_path / "mean", last=3)
-    assert result.best == "average of 3 checkpoints (steps 27 to 33)"
+    assert result.best == "average of 3 (steps 27 to 33)"
 
 
 def test_a_run_with_another_objective_is_refused(run, tmp_path):
@@ -244,7 +244,7 @@ def test_an_exponential_average_survives_a_stop_to_the_bit(tmp_path):
         toque.average(whole, tmp_path / "two", last=2)
     assert list(
         toque.average(tmp_path / "parted", tmp_path / "two", last=2).averages
-    ) == ["average of 2 checkpoints (steps 6 to 12)"]
+    ) == ["average of 2 (steps 6 to 12)"]
 
 
 @pytest.mark.slow

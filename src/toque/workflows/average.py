@@ -292,7 +292,7 @@ def _open(
     if len(folders) >= _FEWEST:
         steps = f"steps {checkpoints[-1].step:,} to {newest.step:,}"
         mean = MeanTensors(folders, tensors)
-        averages[f"average of {len(folders)} checkpoints ({steps})"] = mean
+        averages[f"average of {len(folders)} ({steps})"] = mean
     if exponential:
         state = opening.enter_context(newest.open_tensors("optimizer"))
         average = ExponentialAverage(tensors[0], state)
