@@ -395,6 +395,15 @@ def _check_tokens(
         )
 
 
+def cut_to_half(
+    prompts: Sequence[Sequence[int]], core: PreTrainedModel
+) -> list[list[int]]:
+    """Cut prompts to half of the context of a model, so that the rest is free for new tokens."""
+    limit = max_positions(core.config)
+    n_kept = None if limit is None else max(1, limit // 2)
+    return [list(prompt[:n_kept]) for prompt in prompts]
+
+
 def limit_answers(
     core: PreTrainedModel,
     prompts: Sequence[Sequence[int]],

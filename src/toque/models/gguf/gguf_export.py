@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
-from toque.models.config_values import head_size, max_positions
-from toque.models.generation.engine import generate
+from toque.models.config_values import head_size
+from toque.models.generation.engine import cut_to_half, generate
 from toque.models.generation.options import GenerationOptions
 from toque.models.gguf.gguf_vocabulary import (
     MAX_ENDS,
@@ -136,13 +136,11 @@ def export_gguf(
     was_adapter = is_adapter_folder(source)
     model = load_with_adapter(source) if was_adapter else load_model(str(source))
     architecture_of(model.config)  # rejects models that llama.cpp does not compute
-    limit = max_positions(model.config)
-    if limit is not None:  # leave half of the context for generated tokens
-        prompts = [prompt[: max(1, limit // 2)] for prompt in prompts]
+    prompts = cut_to_half(prompts, model)
     generate_all = partial(
         generate,
         model,
-        [list(prompt) for prompt in prompts],
+        prompts,
         _OPTIONS,
         eos_id=tokens.ends,
         pad_id=tokens.pad,

@@ -14,8 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError, in_shell
-from toque.models.config_values import max_positions
-from toque.models.generation.engine import generate, limit_answers
+from toque.models.generation.engine import cut_to_half, generate, limit_answers
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.model_export import (
     refuse_nonempty,
@@ -128,13 +127,11 @@ def export_onnx(
             f"This model cannot be written as ONNX: {problem}. Use format hf."
         )
     refuse_nonfinite(model)
-    limit = max_positions(model.config)
-    if limit is not None:  # leave half of the context for generated tokens
-        prompts = [prompt[: max(1, limit // 2)] for prompt in prompts]
+    prompts = cut_to_half(prompts, model)
     answer_all = partial(
         generate,
         model,
-        [list(prompt) for prompt in prompts],
+        prompts,
         GenerationOptions(max_new_tokens=N_TOKENS),
         eos_id=ends,
         pad_id=pad,
