@@ -312,8 +312,7 @@ class OptimConfig(Config):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Keep an exponential average of the weights with this decay, e.g. 0.999. `toque average` then
     measures it and writes it as a model. It suits a constant schedule, and takes 4 bytes per
-    trained weight in memory and in checkpoints (docs/reference/training.md). null: keep
-    none."""
+    trained weight in memory and in checkpoints (docs/reference/training.md). null: keep none."""
     outliers: OutliersConfig | None = None
     """Skip updates if the loss or gradient is not finite, or far above the previous ones. null:
     apply all updates, and end the run if the loss or gradient is not finite

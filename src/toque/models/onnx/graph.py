@@ -186,10 +186,14 @@ class Graph:
 
     def add_cache(self, names: Sequence[str], heads: Heads) -> None:
         """Add the inputs for the cached keys and values of the layers `names`."""
-        shape: list[int | str] = ["batch", heads.keys, "past", heads.size]
         for name in names:
             for part in ("key", "value"):
+                shape = self._cache_shape(heads)
                 self.input(f"past_key_values.{name}.{part}", shape, _FLOAT)
+
+    def _cache_shape(self, heads: Heads) -> list[int | str]:
+        """Return the shape of the cached keys and values of a layer."""
+        return ["batch", heads.keys, "past", heads.size]
 
     def past_length(self, name: str) -> str:
         """Return the number of cached tokens of the layer `name`, [1]."""

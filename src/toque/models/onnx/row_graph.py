@@ -29,9 +29,8 @@ _RUNTIME: Final = "com.microsoft"  # domain of onnxruntime's operators
 _BLOCK: Final = 32  # inputs with one scale
 _LARGEST: Final = 127
 _ZERO: Final = 128  # unsigned integer for zero
-_ROWS: Final = (
-    256  # rows that are rounded at a time, so that they stay in the processor's cache
-)
+_ROWS: Final = 256
+"""Rows that are rounded at a time, so that they stay in the processor's cache."""
 
 
 class Table(NamedTuple):
@@ -119,12 +118,9 @@ class RowGraph(Graph):
         scale = self.vector(name, weight)
         return self.op("SimplifiedLayerNormalization", x, scale, axis=-1, epsilon=eps)
 
-    def add_cache(self, names: Sequence[str], heads: Heads) -> None:
-        """Add the inputs for the cached keys and values of the layers `names`."""
-        for name in names:
-            for part in ("key", "value"):
-                shape = _cache_shape(heads)
-                self.input(f"past_key_values.{name}.{part}", shape, TensorProto.FLOAT)
+    def _cache_shape(self, heads: Heads) -> list[int | str]:
+        """Return the shape of the cached keys and values, with free columns at the end."""
+        return [1, heads.keys, "cache", heads.size]
 
     def past_length(self, name: str) -> str:
         """Return the number of cached tokens of any layer, [1]."""
@@ -164,7 +160,7 @@ class RowGraph(Graph):
             inputs += ["", bias]  # the input between is for position ids
         present = [f"present.{name}.{part}" for part in ("key", "value")]
         for output in present:
-            self._declare_output(output, _cache_shape(heads))
+            self._declare_output(output, self._cache_shape(heads))
         mixed = f"{name}.mixed"
         node = helper.make_node(
             "GroupQueryAttention",
@@ -220,7 +216,3 @@ def round_blocks(
         integers[rows] = values
         scales[rows] = scale
     return integers, scales
-
-
-def _cache_shape(heads: Heads) -> list[int | str]:
-    return [1, heads.keys, "cache", heads.size]
